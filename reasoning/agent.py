@@ -196,11 +196,11 @@ class Agent:
         plan, sampling = self.style.plan, self.span.sampling
         if self.style.first is not None and self.steps == 0:
             plan = self.style.first
-        constraint = plan.constrained
+        constraint = plan.without_calls if wrap_up else plan.constrained
         if wrap_up and plan.layout.begin is not None:
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})
         left = max(1, min(remaining, self.limits.tokens - self.spent))
-        span = replace(self.span, sampling=sampling, max_tokens=left, constraint=None if wrap_up else constraint)
+        span = replace(self.span, sampling=sampling, max_tokens=left, constraint=constraint)
         tokens = seq.tokens
         opened, closed = self.style.opens_thinking(tokens), self.style.closes_thinking(tokens)
         async with aclosing(

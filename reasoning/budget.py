@@ -136,9 +136,9 @@ class BudgetForcing:
         demanded = self.budget.demands_thinking and not self.thinking_tokens
         if demanded:
             self._check(span, closed)
-        if closed and span.constraint is not None and not span.constraint.layout.free:
+        if closed and span.constraint is not None and not span.constraint.free:
             unthinking = think_and_answer(
-                seq, span, self._markers, opened=opened, closed=True, answer_tokens=answer_tokens
+                seq, span, self._markers, opened=opened, closed=True, calls=calls, answer_tokens=answer_tokens
             )
             async with aclosing(unthinking) as pieces:
                 async for piece in pieces:

@@ -144,7 +144,7 @@ async def think_and_answer(
     log-probabilities of the thinking, as `span.logprobs` does for the answer's. `answer_tokens` bounds the answer
     alone, however long its thinking is.
     """
-    if markers is None or (closed and span.constraint is not None and not span.constraint.layout.free):
+    if markers is None or (closed and span.constraint is not None and not span.constraint.free):
         limit = span.max_tokens if answer_tokens is None else min(span.max_tokens or answer_tokens, answer_tokens)
         async with aclosing(plain(seq, replace(span, max_tokens=limit), calls=calls)) as pieces:
             async for piece in pieces:
@@ -210,10 +210,11 @@ class Answering:
                 if out.section:
                     out = replace(out, section=self._before + out.section)
                     self._last = out.section
-                if self._strip_head and out.kind != "body":
+                held = out.kind == "body" or (self._span.constraint is not None and not self._span.constraint.free)
+                if self._strip_head and not held:
                     text = text.lstrip("\n")
                     self._strip_head = not text
-                self._bodied = self._bodied or (out.kind == "body" and _ends_with_body(self._span))
+                self._bodied = self._bodied or _is_last(out, self._span)
                 stopped = out.finish_reason == "stop" and not self._bodied
                 if stopped and _switches(out.stop_reason, part, self._span, markers):
                     self.marker = int(out.stop_reason or 0)
@@ -281,7 +282,7 @@ def _span_of(part: Part, span: Span, left: int, markers: Markers, begun: bool, t
 def _around_thinking(constraint: Constrained, markers: Markers, begun: bool, thought: bool) -> Constrained:
     """The constraint where thinking may begin before the answer and between its sections."""
     layout = constraint.layout
-    think = None if thought and not layout.free else (markers.opening, markers.closing)
+    think = None if thought and not constraint.free else (markers.opening, markers.closing)
     layout = replace(layout, think=think, begun=begun and layout.end is not None)
     return replace(constraint, layout=layout)
 
@@ -289,17 +290,21 @@ def _around_thinking(constraint: Constrained, markers: Markers, begun: bool, tho
 def _inside_thinking(constraint: Constrained, markers: Markers) -> Constrained | None:
     """Returns the constraint of the thinking itself: an answer that must have a body cannot end before it, so neither
     can thinking."""
-    if constraint.layout.free:
+    if constraint.free:
         return None
     return replace(
         constraint, layout=replace(constraint.layout, think=(markers.opening, markers.closing), thinking=True)
     )
 
 
-def _ends_with_body(span: Span) -> bool:
-    """Returns whether nothing comes after a body, so that a marker there ends the answer: another body must not
-    follow."""
-    return span.constraint is not None and span.constraint.layout.end is None
+def _is_last(out: SpanOutput, span: Span) -> bool:
+    """Returns whether nothing comes after this body or constrained text, so that a marker there ends the answer:
+    another one must not follow."""
+    if span.constraint is None:
+        return False
+    if out.kind == "body":
+        return span.constraint.layout.end is None
+    return span.constraint.answer is not None and out.kind == "text" and out.text != ""
 
 
 def _switches(stop_reason: str | int | None, part: Part, span: Span, markers: Markers) -> bool:

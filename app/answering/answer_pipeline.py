@@ -269,8 +269,10 @@ async def interleave(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[t
 
 
 async def _wrong(schema: str, pieces: Sequence[Piece]) -> str | None:
-    """Returns why a whole answer is not valid; None where it is, or where it was cut off."""
+    """Returns why a whole answer is not valid; None where it is, where it is calls, or where it was cut off."""
     if pieces[-1].finish_reason != "stop" or isinstance(pieces[-1].stop_reason, str):
+        return None
+    if any(piece.part == "call" for piece in pieces):
         return None
     return await wrong_with(schema, "".join(piece.text for piece in pieces if piece.part == "answer"))
 

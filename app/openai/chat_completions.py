@@ -71,10 +71,11 @@ async def plan_chat(
     variables = {**reasoning_config.variables, **request.chat_template_kwargs}
     calling = await Calling.of(request, served, user)
     await calling.select(request, served, selector, user)
-    held = await constrain_text(request, served, user) if calling.plan is None else None
+    held = await constrain_text(request, served, user)
     constraint = None if held is None else held.constrained
     if calling.plan is not None:
-        constraint = (calling.plan if calling.selected is None else calling.selected.plan).constrained
+        plan = calling.plan = calling.or_answer(calling.plan, held)
+        constraint = (plan if calling.selected is None else calling.selected.plan).constrained
     prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
     prompt = reasoning_config.prompt(prompt, served)
     remaining = remaining_context(served, prompt, request.token_limit, field)
@@ -84,7 +85,8 @@ async def plan_chat(
     )
     return AnswerPlan(
         served, prompt, span, remaining, reasoning_config, variables, calling.plan,
-        check=None if held is None else held.check, warnings=calling.warnings if held is None else held.warnings,
+        check=None if held is None else held.check,
+        warnings=(*calling.warnings, *(() if held is None else held.warnings)),
         selected=calling.selected,
     )  # fmt: skip
 

@@ -216,6 +216,22 @@ class Calling:
             return sampling
         return replace(sampling, logit_bias={**sampling.logit_bias, self._avoided: -100.0})
 
+    @staticmethod
+    def or_answer(plan: ToolPlan, held: TextConstraint | None) -> ToolPlan:
+        """Returns the plan of an answer that is calls, or text that `held` allows.
+
+        Raises:
+            ApiError: no token tells the model's calls from such text.
+        """
+        if held is None or not plan.layout.free:
+            return plan
+        if plan.layout.begin is None:
+            raise invalid(
+                "response_format", "response_format and tools are both given, and this model begins a call with no "
+                "token that tells it from an answer; accepted: one of them, or tool_choice 'none' or 'required'.",
+            )  # fmt: skip
+        return replace(plan, answer=held.constrained.body)
+
     async def select(self, request: ChatRequest, served: ServedModel, selector: ToolSelector, user: str) -> None:
         """Selects the tool that the answer calls, where neither the request nor the model does. Raises ApiError."""
         if self.plan is None or request.tool_choice not in (None, "auto") or not selector.selects(served):
@@ -260,10 +276,6 @@ class Calling:
 
 def _check_beside_tools(request: ChatRequest, served: ServedModel) -> None:
     """Refuse fields that cannot go with tools. Raises ApiError."""
-    for field in ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"):
-        value = getattr(request, field)
-        if value is not None and value != {"type": "text"}:
-            raise invalid(field, f"{field} and tools are both given; accepted: one of them, or tool_choice 'none'.")
     if request.ignore_eos:
         raise invalid("ignore_eos", "ignore_eos is true; accepted: false together with tools.")
     if text := set(request.stop_token_ids) - served.engine.tokenizer.control_ids:

@@ -26,6 +26,7 @@ from engine.model.runner import Runner
 from engine.outputs import FinishReason, Stats, TierStats
 from engine.structured_output.bitmask import Constraints, Masking
 from engine.structured_output.compiler import Outcome
+from engine.structured_output.layout import Constrained
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 from engine.structured_output.mode_machine import ModeMachine
 
@@ -250,15 +251,24 @@ class EngineCore:
         if span.constraint is None:
             self._submit(seq, job)
             return
+        self._compile_next(seq, job, span.constraint)
+
+    def _compile_next(self, seq: SequenceState, job: SpanJob, constraint: Constrained) -> None:
+        """Compiles the next part of a span's constraint, or starts the span with all of them."""
         assert self._constraints is not None, "a core without constraints was given a span with one"
-        post, sequence, request = self._post, seq.id, command.request
+        if len(job.compiled) == len(constraint.parts):
+            body, *answer = job.compiled
+            job.modes = ModeMachine(constraint.layout, body, self._eos, job.stop_ids, *answer)
+            self._submit(seq, job)
+            return
+        post, sequence, request = self._post, seq.id, job.id
         job.awaited = lambda made: post(m.CompileDone(sequence, request, made))
-        outcome = self._constraints.compiler.get(span.constraint.body, job.awaited, seq.tenant)
+        outcome = self._constraints.compiler.get(constraint.parts[len(job.compiled)], job.awaited, seq.tenant)
         if outcome is not None:
             self._constrain(seq, request, outcome)
 
     def _constrain(self, seq: SequenceState, request: int, outcome: Outcome) -> None:
-        """Starts the span with its compiled constraint, or refuses it; without effect if the span has ended
+        """Takes a compiled part of the span's constraint, or refuses the span; without effect if the span has ended
         meanwhile."""
         job = seq.job
         if not isinstance(job, SpanJob) or job.id != request or job.awaited is None:
@@ -269,8 +279,8 @@ class EngineCore:
             self._compiled(request, outcome)
             return
         assert job.span.constraint is not None
-        job.modes = ModeMachine(job.span.constraint.layout, outcome, self._eos, job.stop_ids)
-        self._submit(seq, job)
+        job.compiled += (outcome,)
+        self._compile_next(seq, job, job.span.constraint)
 
     def _submit(self, seq: SequenceState, job: SpanJob) -> None:
         """Submits a span, from where another core left it."""
@@ -284,7 +294,8 @@ class EngineCore:
     def _stop_waiting(self, seq: SequenceState, job: SpanJob) -> None:
         """Cancels the compilation that only this span waits for."""
         if job.awaited is not None and job.span.constraint is not None and self._constraints is not None:
-            self._constraints.compiler.cancel(job.span.constraint.body, job.awaited, seq.tenant)
+            part = job.span.constraint.parts[len(job.compiled)]
+            self._constraints.compiler.cancel(part, job.awaited, seq.tenant)
 
     def _score(self, seq: SequenceState, command: m.Score) -> None:
         """Scores candidates on throw-away children."""

@@ -18,6 +18,7 @@ from engine.model.detokenizer import SpanText
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.compiler import Done
+from engine.structured_output.matcher import Compiled
 from engine.structured_output.mode_machine import ModeMachine
 
 
@@ -39,6 +40,7 @@ class SpanJob:
     announced: bool = False  # the first piece, with the prompt's figures, was sent
     delivered: tuple[int, ...] = ()  # tokens that another core generated, still to be replayed
     awaited: Done | None = None  # callback of the pending compilation: until then the scheduler does not know the job
+    compiled: tuple[Compiled, ...] = ()  # of the constraint's parts, in order
     modes: ModeMachine | None = None  # of a constrained span
     text: SpanText | None = None  # of the current section, from its first text on
     kind: Kind = "text"

@@ -39,7 +39,7 @@ class _Generate(msgspec.Struct, array_like=True):
     rest: tuple[int, int, int, int, tuple[int, ...], bool]  # all fields but the span, in order
     span: _Span  # type: ignore[valid-type]  # made above, from the fields of `Span`
     layout: Layout | None
-    body: Plain
+    parts: list[Plain]  # of the constraint, the body's first
 
 
 class _Constraint(msgspec.Struct, array_like=True):
@@ -113,9 +113,12 @@ def decode_replies(data: bytes) -> list[Any]:
 
 def _command(message: object) -> m.Command | Hello:
     match message:
-        case _Generate(rest, span, layout, body):
+        case _Generate(rest, span, layout, parts):
             sequence, request, seed, max_tokens, delivered, begun = rest
-            constraint = None if layout is None else Constrained(_constraint(body), layout)
+            constraint = None
+            if layout is not None:
+                body, *answer = map(_constraint, parts)
+                constraint = Constrained(body, layout, *answer)
             made = Span(**{name: getattr(span, name) for name in _span_fields}, constraint=constraint)
             return m.Generate(sequence, request, made, seed, max_tokens, delivered, begun)
         case _Constraint(request, tenant, constraint):
@@ -130,8 +133,8 @@ def _generate(command: m.Generate) -> _Generate:
     )  # fmt: skip
     made = _Span(*(getattr(span, name) for name in _span_fields))
     if held is None:
-        return _Generate(rest, made, None, None)
-    return _Generate(rest, made, held.layout, _lists(held.body))
+        return _Generate(rest, made, None, [])
+    return _Generate(rest, made, held.layout, [_lists(part) for part in held.parts])
 
 
 def _lists(part: object) -> Plain:

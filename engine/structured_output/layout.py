@@ -55,7 +55,28 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Constrained:
-    """A constrained span: a layout, and the constraint of its bodies."""
+    """A constrained span: a layout, the constraint of its bodies, and the constraint of the text beside them.
+
+    With `answer` the text of a layout that is `free` is not: the answer is sections, or one text that `answer` allows.
+
+    Raises:
+        ValueError: `answer` is given with a layout that has no `begin`, or is not `free`.
+    """
 
     body: Constraint
     layout: Layout = Layout()
+    answer: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        if self.answer is not None and not (self.layout.free and self.layout.begin is not None):
+            raise ValueError("an answer beside sections needs a layout of sections in free text")
+
+    @property
+    def free(self) -> bool:
+        """Returns whether text that nothing constrains may stand in the answer."""
+        return self.layout.free and self.answer is None
+
+    @property
+    def parts(self) -> tuple[Constraint, ...]:
+        """Returns the constraints that are compiled, the body's first."""
+        return (self.body,) if self.answer is None else (self.body, self.answer)

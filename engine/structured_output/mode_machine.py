@@ -25,6 +25,7 @@ class Mode(Enum):
     THINK = auto()
     FREE = auto()  # unconstrained text
     BODY = auto()
+    ANSWER = auto()  # text in place of sections, by a constraint of its own
     BETWEEN = auto()  # after a section: the next one, or the end
     ENDED = auto()
 
@@ -46,16 +47,24 @@ class ModeMachine:
     """The state of one span's layout: like a `Matcher`, but `fill` returns False where nothing is forbidden."""
 
     def __init__(
-        self, layout: Layout, body: Compiled, eos: frozenset[int], stops: frozenset[int] = frozenset()
+        self,
+        layout: Layout,
+        body: Compiled,
+        eos: frozenset[int],
+        stops: frozenset[int] = frozenset(),
+        answer: Compiled | None = None,
     ) -> None:
-        """`eos` end the answer; `stops` end the span before they are accepted, and may come wherever it may end."""
+        """`eos` end the answer; `stops` end the span before they are accepted, and may come wherever it may end.
+        `answer` constrains the text that may stand in place of sections."""
         self._layout = layout
+        self._free = layout.free and answer is None
         self._body = body
+        self._answer = answer
         self._eos = eos
         self._ends = eos | stops
         start = Mode.BETWEEN if layout.begun else Mode.START
         self._places = [_Place(Mode.THINK if layout.thinking else start, back=start)]
-        self._beginning: Matcher | None = None  # a body's, before its first token: for `fill` and `forced` alone
+        self._beginning: Matcher | None = None  # before the first token of a body, or of an answer: for masks alone
 
     @property
     def mode(self) -> Mode:
@@ -75,13 +84,13 @@ class ModeMachine:
     @property
     def free(self) -> bool:
         """Returns whether the answer may go on as the model likes, so that its end can be forbidden too."""
-        return self.mode in (Mode.FREE, Mode.THINK) or (self.mode is Mode.START and self._layout.free)
+        return self.mode in (Mode.FREE, Mode.THINK) or (self.mode is Mode.START and self._free)
 
     @property
     def open(self) -> bool:
         """Returns whether any token may come next. Usually so after that one, too: few tokens switch modes."""
         layout, mode = self._layout, self.mode
-        return layout.free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
+        return self._free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
 
     def fill(self, row: Row) -> bool:
         """Writes the bits of the tokens that may come next, or returns False where any may: the row is left as it
@@ -103,6 +112,9 @@ class ModeMachine:
                     _clear(row, self._eos)
                     if place.matcher.can_end():
                         _set(row, (layout.end,))
+            case Mode.ANSWER:
+                assert place.matcher is not None
+                place.matcher.fill(row)
             case Mode.BETWEEN:
                 row[:] = 0
                 if layout.several and layout.begin is not None:
@@ -117,7 +129,10 @@ class ModeMachine:
     def _fill_start(self, row: Row) -> None:
         layout = self._layout
         if layout.begin is not None:
-            row[:] = 0
+            if self._answer is None:
+                row[:] = 0
+            else:
+                self._before_answer().fill(row)
             _set(row, (layout.begin,))
             return
         self._before_body().fill(row)
@@ -143,7 +158,7 @@ class ModeMachine:
 
     def _after(self, place: _Place, token: int) -> _Place | None:
         layout = self._layout
-        if token in self._eos and place.mode is not Mode.BODY:
+        if token in self._eos and place.mode not in (Mode.BODY, Mode.ANSWER):
             return _marker(place, Mode.ENDED) if self.can_end() else None
         match place.mode:
             case Mode.THINK:
@@ -157,6 +172,9 @@ class ModeMachine:
                 return self._after_marker(place, token) or replace(place, kind="text")
             case Mode.BODY:
                 return self._after_body(place, token)
+            case Mode.ANSWER:
+                assert place.matcher is not None
+                return _fed_answer(place, place.matcher, token in self._eos) if place.matcher.accept(token) else None
             case Mode.BETWEEN:
                 if not layout.several:
                     return None
@@ -168,8 +186,10 @@ class ModeMachine:
         if marked := self._after_marker(place, token):
             return marked
         if layout.begin is not None:
-            if layout.free:
+            if self._free:
                 return replace(place, mode=Mode.FREE, kind="text")
+            if self._answer is not None and (answer := self._answer.matcher()).accept(token):
+                return _fed_answer(place, answer, token in self._eos)
             return self._after_break(place, token)
         matcher = self._body.matcher()
         if matcher.accept(token):
@@ -223,6 +243,9 @@ class ModeMachine:
                 if layout.end is not None and place.matcher.must_end():
                     return [layout.end]
                 return place.matcher.forced()
+            case Mode.ANSWER:
+                assert place.matcher is not None
+                return place.matcher.forced()
             case Mode.START if not layout.free and layout.think is None and not layout.breaks:
                 return [layout.begin] if layout.begin is not None else self._before_body().forced()
         return []
@@ -236,9 +259,12 @@ class ModeMachine:
             case Mode.BODY:
                 assert place.matcher is not None
                 return layout.end is None and place.matcher.can_end()
+            case Mode.ANSWER:
+                assert place.matcher is not None
+                return place.matcher.can_end()
             case Mode.ENDED:
                 return False
-        return layout.free
+        return self._free
 
     def must_end(self) -> bool:
         """Returns whether nothing but the end may come."""
@@ -249,6 +275,9 @@ class ModeMachine:
             case Mode.BODY:
                 assert place.matcher is not None
                 return layout.end is None and place.matcher.must_end()
+            case Mode.ANSWER:
+                assert place.matcher is not None
+                return place.matcher.must_end()
         return place.mode is Mode.ENDED
 
     def fork(self) -> Self:
@@ -262,13 +291,19 @@ class ModeMachine:
                 forks[id(place.matcher)] = place.matcher.fork()
             return replace(place, matcher=forks[id(place.matcher)])
 
-        copy = type(self)(self._layout, self._body, self._eos, self._ends)
+        copy = type(self)(self._layout, self._body, self._eos, self._ends, self._answer)
         copy._places = list(map(forked, self._places))
         return copy
 
     def _before_body(self) -> Matcher:
         if self._beginning is None:
             self._beginning = self._body.matcher()
+        return self._beginning
+
+    def _before_answer(self) -> Matcher:
+        assert self._answer is not None
+        if self._beginning is None:
+            self._beginning = self._answer.matcher()
         return self._beginning
 
 
@@ -281,6 +316,12 @@ def _fed(place: _Place, matcher: Matcher, *, ended: bool) -> _Place:
     if ended:
         return _Place(Mode.ENDED, None, place.section, matcher=matcher, fed=True)
     return _Place(Mode.BODY, "body", place.section, matcher=matcher, fed=True)
+
+
+def _fed_answer(place: _Place, matcher: Matcher, ended: bool) -> _Place:
+    """Returns the place after a token that the answer's matcher took."""
+    mode, kind = (Mode.ENDED, None) if ended else (Mode.ANSWER, "text")
+    return _Place(mode, kind, place.section, matcher=matcher, fed=True)
 
 
 def _set(row: Row, tokens: Iterable[int]) -> None:

@@ -34,15 +34,21 @@ class Tokens(Protocol):
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
     """The plan of one request's calls: their layout, constraint and parser. `parser` makes a parser for one body; see
-    `Bodies` for all."""
+    `Bodies` for all. `answer` constrains an answer without calls."""
 
     layout: Layout
     body: Constraint
     parser: Callable[[], BodyParser]
+    answer: Constraint | None = None
 
     @property
     def constrained(self) -> Constrained:
-        return Constrained(self.body, self.layout)
+        return Constrained(self.body, self.layout, self.answer)
+
+    @property
+    def without_calls(self) -> Constrained | None:
+        """Returns the constraint of an answer that may call nothing."""
+        return None if self.answer is None else Constrained(self.answer, Layout(breaks=self.layout.breaks))
 
 
 class ToolParser(Protocol):

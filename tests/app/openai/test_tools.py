@@ -4,6 +4,7 @@ so small that hardly any call makes sense: what is tested is that none can be in
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -12,7 +13,22 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tests.app.conftest import Server
-from tests.app.toolbox import ADD, LIGHTS_OFF, TOOLS, TRIP, WEATHER, ask, begins_call, chat, check_call, named, refusal
+from tests.app.toolbox import (
+    ADD,
+    LIGHTS_OFF,
+    TOOLS,
+    TRIP,
+    WEATHER,
+    ask,
+    begins_call,
+    chat,
+    check_call,
+    join,
+    named,
+    refusal,
+    stream,
+    without_ids,
+)
 from tests.app.toolbox import tool as make_tool
 
 pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slow]
@@ -240,8 +256,6 @@ def test_a_tool_that_is_not_strict_then_takes_any_object_and_no_other_does(
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "required"),
         ({"ignore_eos": True}, "ignore_eos", "tools"),
         ({"stop_token_ids": [0, 500]}, "stop_token_ids", "500"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "tools"),
-        ({"guided_regex": "a"}, "guided_regex", "tools"),
     ],
     ids=lambda v: str(v)[:40],
 )
@@ -309,6 +323,80 @@ def test_a_call_and_its_result_go_back_to_the_model(pebble_http: httpx.Client) -
     assert second["choices"][0]["finish_reason"] in ("stop", "tool_calls", "length")
     longer = ask(pebble_http, messages=[*turns[:2], {**turns[2], "content": "5 " * 50}], tools=[ADD])
     assert longer["usage"]["prompt_tokens"] >= second["usage"]["prompt_tokens"] + 49  # the model reads it
+
+
+SUM_FORM: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "sum", "strict": True,
+        "schema": {
+            "type": "object", "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["sum"], "additionalProperties": False,
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variables", [NO_THINKING, {}, OPEN_THINKING], ids=["at once", "may think", "thinks"])
+@pytest.mark.parametrize("bias", [100, 0, -100], ids=["calls", "as it likes", "answers"])
+def test_an_answer_beside_tools_is_calls_or_fits_the_form(
+    pebble: Server, pebble_http: httpx.Client, variables: Any, bias: int
+) -> None:
+    for seed in range(3):
+        reply = ask(
+            pebble_http, "What is 12 + 7?", tools=[ADD], response_format=SUM_FORM, temperature=1.5, seed=seed,
+            parallel_tool_calls=False, max_tokens=400, logit_bias={begins_call(pebble): bias}, **variables,
+        )  # fmt: skip
+        (choice,) = reply["choices"]
+        if choice["finish_reason"] == "length":
+            assert variables is not NO_THINKING and not choice["message"]["content"]  # it never stopped to think
+            continue
+        calls = calls_of(reply)
+        assert (choice["finish_reason"] == "tool_calls") == bool(calls)
+        assert bias == 0 or bool(calls) == (bias > 0)
+        if calls:
+            check_call(calls[0], [ADD])
+        else:
+            assert set(json.loads(choice["message"]["content"])) == {"sum"}
+
+
+def test_a_form_beside_tools_that_must_be_called_leaves_the_calls(pebble_http: httpx.Client) -> None:
+    reply = ask(pebble_http, tools=[ADD], tool_choice="required", response_format=SUM_FORM, **NO_THINKING)
+    check_call(calls_of(reply)[0], [ADD])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "pattern"),
+    [("guided_regex", "[a-c]{3}", "[a-c]{3}"), ("guided_choice", ["yes", "no"], "yes|no")],
+    ids=["guided_regex", "guided_choice"],
+)  # fmt: skip
+def test_every_kind_of_form_stands_beside_tools(
+    pebble: Server, pebble_http: httpx.Client, field: str, value: Any, pattern: str
+) -> None:
+    reply = ask(pebble_http, tools=TOOLS, logit_bias={begins_call(pebble): -100}, **{field: value}, **NO_THINKING)
+    assert re.fullmatch(pattern, reply["choices"][0]["message"]["content"])
+
+
+def test_a_form_beside_tools_streams_what_it_answers_whole(pebble: Server, pebble_http: httpx.Client) -> None:
+    for bias in (100, -100):
+        asked: dict[str, Any] = {
+            "tools": [ADD], "response_format": SUM_FORM, "temperature": 1, "seed": 3, "max_tokens": 200,
+            "parallel_tool_calls": False, "logit_bias": {begins_call(pebble): bias}, **NO_THINKING,
+        }  # fmt: skip
+        whole = ask(pebble_http, **asked)["choices"]
+        joined = join(stream(pebble_http, chat("hi", **asked)))["choices"]
+        assert without_ids(joined) == without_ids(whole)
+
+
+def test_a_lenient_form_beside_tools_checks_answers_and_no_calls(pebble: Server, pebble_http: httpx.Client) -> None:
+    wide = {**SUM_FORM["json_schema"]["schema"], "not": {"properties": {"sum": {"const": 100}}, "required": ["sum"]}}
+    asked: dict[str, Any] = {
+        "tools": [ADD], "max_tokens": 200, "parallel_tool_calls": False, **NO_THINKING,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "sum", "strict": False, "schema": wide}},
+    }  # fmt: skip
+    reply = ask(pebble_http, **asked, logit_bias={begins_call(pebble): -100})
+    assert set(json.loads(reply["choices"][0]["message"]["content"])) == {"sum"}
+    check_call(calls_of(ask(pebble_http, **asked, logit_bias={begins_call(pebble): 100}))[0], [ADD])
 
 
 class Addition(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,8 +18,17 @@ from tests.engine.structured_output.words import Words, allowed
 A, B, C, EOS, BEGIN, END, THINK, THOUGHT, BREAK, STOP = range(10)
 VOCABULARY = 40  # more than a word of bits
 BODY = Words([(A, B), (A, B, C), (A, C, C, A)], EOS)
+ANSWER = Words([(B,), (B, C, A), (C, C)], EOS)
 SECTIONS = Layout(begin=BEGIN, end=END, several=True, breaks=frozenset({BREAK}), think=(THINK, THOUGHT))
-LAYOUTS = {
+
+
+class OrAnswer(NamedTuple):
+    """Sections, or a text that `ANSWER` allows."""
+
+    layout: Layout
+
+
+LAYOUTS: dict[str, Layout | OrAnswer] = {
     "whole": Layout(),
     "whole after a thought": Layout(think=(THINK, THOUGHT), breaks=frozenset({BREAK})),
     "sections": SECTIONS,
@@ -29,12 +39,15 @@ LAYOUTS = {
     "in place of text": Layout(free=True, openers=frozenset({A})),
     "begins inside a thought": replace(SECTIONS, thinking=True),
     "goes on": replace(SECTIONS, begun=True),
+    "sections or an answer": OrAnswer(replace(SECTIONS, free=True)),
+    "one section or an answer": OrAnswer(Layout(begin=BEGIN, free=True)),
 }
 
 
-def machine(layout: Layout, *tokens: int, stops: frozenset[int] = frozenset()) -> ModeMachine:
+def machine(given: Layout | OrAnswer, *tokens: int, stops: frozenset[int] = frozenset()) -> ModeMachine:
     """A machine that has accepted `tokens`."""
-    modes = ModeMachine(layout, BODY, frozenset({EOS}), stops)
+    layout, answer = (given.layout, ANSWER) if isinstance(given, OrAnswer) else (given, None)
+    modes = ModeMachine(layout, BODY, frozenset({EOS}), stops, answer)
     for token in tokens:
         assert modes.accept(token), token
     return modes
@@ -49,7 +62,7 @@ def following(modes: ModeMachine) -> set[int]:
 @settings(max_examples=40, deadline=None)
 @given(choices=st.lists(st.integers(0, 1000), max_size=30), back=st.integers(0, 30), data=st.data())
 def test_every_state_takes_what_it_shows_and_can_be_undone_and_forked(
-    layout: Layout, choices: list[int], back: int, data: st.DataObject
+    layout: Layout | OrAnswer, choices: list[int], back: int, data: st.DataObject
 ) -> None:
     modes = machine(layout)
     taken: list[int] = []
@@ -81,7 +94,7 @@ def test_every_state_takes_what_it_shows_and_can_be_undone_and_forked(
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @settings(max_examples=40, deadline=None)
 @given(choices=st.lists(st.integers(0, 1000), max_size=30))
-def test_the_end_may_come_exactly_where_the_machine_says(layout: Layout, choices: list[int]) -> None:
+def test_the_end_may_come_exactly_where_the_machine_says(layout: Layout | OrAnswer, choices: list[int]) -> None:
     modes = machine(layout, stops=frozenset({STOP}))
     for choice in choices:
         shown = following(modes)
@@ -98,7 +111,7 @@ def test_the_end_may_come_exactly_where_the_machine_says(layout: Layout, choices
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @settings(max_examples=40, deadline=None)
 @given(choices=st.lists(st.integers(0, 1000), max_size=30))
-def test_forced_tokens_are_the_only_ones(layout: Layout, choices: list[int]) -> None:
+def test_forced_tokens_are_the_only_ones(layout: Layout | OrAnswer, choices: list[int]) -> None:
     modes = machine(layout)
     for choice in choices:
         ahead = modes.fork()
@@ -159,6 +172,21 @@ def test_a_thought_must_be_closed_where_an_answer_is_due() -> None:
 def test_a_marker_inside_a_thought_is_part_of_it() -> None:
     thinking = machine(LAYOUTS["sections in text"], THINK, BEGIN)
     assert thinking.mode is Mode.THINK and thinking.kind == "thought"
+
+
+def test_an_answer_beside_sections_is_text_and_no_section_follows_it() -> None:
+    modes = machine(LAYOUTS["sections or an answer"])
+    assert following(modes) == {B, C, BEGIN, THINK, BREAK} and not modes.can_end()
+    for token in (BREAK, THINK, 20, THOUGHT, B):
+        assert modes.accept(token)
+    assert (modes.mode, modes.kind, modes.section) == (Mode.ANSWER, "text", 2)
+    assert following(modes) == {C, EOS}
+    assert modes.accept(C) and following(modes) == {A} and modes.forced() == [A]
+
+
+def test_an_answer_beside_sections_may_be_sections() -> None:
+    modes = machine(LAYOUTS["sections or an answer"], BEGIN, A, B, END)
+    assert following(modes) == {BEGIN, THINK, BREAK, EOS}
 
 
 def test_breaks_cannot_loop() -> None:
