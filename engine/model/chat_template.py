@@ -1,5 +1,8 @@
 """Chat templates: a model's own Jinja template over messages, in a sandbox. Knows nothing of token ids.
 
+Clients send histories that not every template takes: several system messages, later ones, two of a user's in a row.
+Where a template refuses such messages or leaves them out, they are put into a form that it takes (`ChatTemplate.fit`).
+
 The template comes with the checkpoint and expects the surroundings that Hugging Face gives it: block trimming, loop
 controls, `raise_exception`, `strftime_now`, a `tojson` that leaves HTML alone, and `{% generation %}` marks, which only
 training needs and which are transparent here.
@@ -8,8 +11,10 @@ training needs and which are transparent here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -48,6 +53,9 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+_BREAK = "\n\n"  # between messages that become one
+
+
 class ChatTemplate:
     """One compiled template.
 
@@ -81,7 +89,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, object],
     ) -> str:
-        """Renders the prompt. Any: messages and tools are JSON, of any content that the template accepts.
+        """Renders the prompt, its messages fitted. Any: messages and tools are JSON, of any content that the template
+        accepts.
 
         Raises:
             ChatTemplateError: the template refuses these messages, in its own words, or fails on them.
@@ -89,7 +98,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 **{**self._tokens, **variables},
-                messages=messages,
+                messages=self.fit(messages),
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -101,3 +110,62 @@ class ChatTemplate:
                 f"the model's chat template failed on the messages ({type(error).__name__}: {error}); check that roles "
                 "and content are what this model supports."
             ) from error
+
+    def fit(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the messages in a form that this template takes.
+
+        System messages that begin a chat become one. A later one, or any where the template has no place for such, is a
+        user's. Messages of a user, or of an assistant without calls, that follow each other become one where the
+        template refuses that.
+        """
+        first = next((at for at, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+        fitted = [*_joined(messages[:first]), *messages[first:]]
+        lead = 1 if first and self._takes_system else 0
+        if any(message.get("role") == "system" for message in fitted[lead:]) and not self._takes_late_system:
+            fitted[lead:] = [
+                {**message, "role": "user"} if message.get("role") == "system" else message for message in fitted[lead:]
+            ]
+        roles = [_run(message) for message in fitted]
+        if any(a == b is not None for a, b in pairwise(roles)) and not self._takes_runs:
+            fitted = [
+                one for role, run in groupby(fitted, _run) for one in (_joined(list(run)) if role is not None else run)
+            ]
+        return fitted
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        return self._takes("system", "user")
+
+    @cached_property
+    def _takes_late_system(self) -> bool:
+        return self._takes("system", "user", "assistant", "system", "user")
+
+    @cached_property
+    def _takes_runs(self) -> bool:
+        return self._takes("user", "user", "assistant", "assistant", "user")
+
+    def _takes(self, *roles: str) -> bool:
+        """Returns whether the template renders messages of these roles, each with its content."""
+        messages = [{"role": role, "content": f"message {at}"} for at, role in enumerate(roles)]
+        try:
+            text = self._template.render(
+                **self._tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
+            )
+        except Exception:  # whatever a template fails with, it does not take them
+            return False
+        return all(message["content"] in text for message in messages)
+
+
+def _run(message: Mapping[str, Any]) -> str | None:
+    """Returns the role of a message that may be joined with its neighbours, else None."""
+    role = message.get("role")
+    plain = isinstance(message.get("content"), str) and not message.get("tool_calls")
+    return role if plain and role in ("user", "assistant") else None
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns messages of one role as one."""
+    if len(messages) < 2 or not all(isinstance(message.get("content"), str) for message in messages):
+        return list(messages)
+    texts = [message["content"] for message in messages if message["content"]]
+    return [{**messages[-1], "content": _BREAK.join(texts)}]

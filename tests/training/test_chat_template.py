@@ -105,9 +105,8 @@ def test_an_answer_without_thinking_is_rendered_as_it_was_written() -> None:
     assert render(answered, add_generation_prompt=False).startswith(written)
 
 
-@pytest.mark.parametrize("role", ["function", "system"])
-def test_a_role_out_of_place_is_refused(role: str) -> None:
-    messages = [*CHAT.as_json(), {"role": role, "content": "x"}]
+def test_an_unknown_role_is_refused() -> None:
+    messages = [*CHAT.as_json(), {"role": "function", "content": "x"}]
     with pytest.raises(ChatTemplateError, match="system"):
         _template().render(messages, tools=None, add_generation_prompt=True, variables={})
 
