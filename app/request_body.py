@@ -249,6 +249,7 @@ def _too_large(size: str, most: int) -> ApiError:
     return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
+IGNORED = "ponder.ignored_fields"  # of a request's scope: names that nothing knows, where such are let pass
 _MAX_FIELDS = 100  # of an object within a request
 _SHOWN = 61  # characters, or parts, of a value in a message
 
@@ -278,24 +279,35 @@ def _empty(value: Any) -> bool:
     return value == [] or value == {}
 
 
+# Fields of vLLM's and others' that their clients send as they come.
+_GENERATION: Mapping[str, Refusal] = {
+    "skip_special_tokens": Refusal("true: special tokens are no text of an answer", lambda v: v is True),
+    "spaces_between_special_tokens": Refusal("true: there are none in an answer", lambda v: isinstance(v, bool)),
+    "include_stop_str_in_output": Refusal("false", lambda v: v is False),
+    "include_reasoning": Refusal('true; reasoning_effort "none" has none', lambda v: v is True),
+    "use_beam_search": Refusal("the strategy 'beam'", lambda v: v is False),
+    "length_penalty": Refusal("1; the strategy 'beam' has one", lambda v: v == 1),
+}
+
 CHAT_REFUSED: Mapping[str, Refusal] = {
     "functions": Refusal("tools", _empty),
     "function_call": Refusal("tool_choice", lambda v: v in ("none", "auto")),
-    "structured_outputs": Refusal("guided_json, guided_regex, guided_choice or guided_grammar", _empty),
     "modalities": Refusal('["text"]', lambda v: v == ["text"]),
     "audio": Refusal("no audio: this model reads and writes text"),
     "prediction": Refusal("no prediction"),
     "web_search_options": Refusal("no web search"),
-    "verbosity": Refusal('"medium"; say in a message how long the answer should be', lambda v: v == "medium"),
     "moderation": Refusal("no moderation"),
     "prompt_logprobs": Refusal("logprobs; for the prompt's: /v1/completions with echo", lambda v: v is False),
     "echo": Refusal("false", lambda v: v is False),
     "best_of": Refusal("n", lambda v: v == 1),
+    "add_generation_prompt": Refusal("true", lambda v: v is True),
+    "continue_final_message": Refusal("false; /v1/completions continues a text", lambda v: v is False),
+    **_GENERATION,
 }  # fmt: skip
 
 COMPLETION_REFUSED: Mapping[str, Refusal] = {
     "suffix": Refusal("no suffix: this model continues a text, it does not fill gaps", lambda v: v == ""),
-    "structured_outputs": Refusal("guided_json, guided_regex, guided_choice or guided_grammar", _empty),
+    **_GENERATION,
     "max_completion_tokens": Refusal("max_tokens"),
     "top_logprobs": Refusal("logprobs, an integer here"),
     "prompt_logprobs": Refusal("echo together with logprobs", lambda v: v is False),
@@ -379,6 +391,10 @@ class JsonBody(Generic[BodyModel]):
             ApiError: 413 or 400, naming the field.
         """
         body = await json_object(request, self._most, names=self._names)
+        if request.app.state.ponder.settings.unknown_fields == "warn":
+            known = self.model.model_fields.keys() | self._no_effect | self._refused.keys()
+            request.scope[IGNORED] = ignored = sorted(body.keys() - known)
+            body = {name: value for name, value in body.items() if name not in ignored}
         self._before(body)
         return await checked(body, self.model, self._refused, no_effect=self._no_effect, nulls=self._nulls)
 

@@ -210,8 +210,9 @@ class Answering:
                 if out.section:
                     out = replace(out, section=self._before + out.section)
                     self._last = out.section
-                held = out.kind == "body" or (self._span.constraint is not None and not self._span.constraint.free)
-                if self._strip_head and not held:
+                constraint = self._span.constraint
+                answers = out.kind == "text" and constraint is not None and constraint.answer is not None
+                if self._strip_head and out.kind != "body" and not answers:
                     text = text.lstrip("\n")
                     self._strip_head = not text
                 self._bodied = self._bodied or _is_last(out, self._span)

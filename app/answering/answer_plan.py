@@ -128,14 +128,14 @@ def remaining_context(served: ServedModel, prompt: Sequence[int], limit: int | N
     most = output_limit(limit)
     if remaining < 1:
         message = (
-            f"The prompt has {len(prompt)} tokens and this model's context {context}; "
-            f"accepted: at most {context - 1}, so that there is room for an answer."
+            f"This model's maximum context length is {context} tokens, and the prompt has {len(prompt)}; "
+            f"accepted: at most {context - 1}, as an answer needs some."
         )
         raise invalid(param, message, "context_length_exceeded")
     if limit is not None and limit > remaining:
         message = (
-            f"The prompt has {len(prompt)} tokens and asks for {limit} more; this model's context is {context}; "
-            f"accepted: at most {remaining} more after this prompt."
+            f"This model's maximum context length is {context} tokens; the prompt has {len(prompt)}, and the request "
+            f"asks for {limit} more; accepted: at most {remaining} after this prompt."
         )
         raise invalid("max_tokens", message, "context_length_exceeded")
     return remaining if most is None else min(remaining, most)

@@ -269,8 +269,8 @@ async def _check_length(content: str, answering: Iterable[ServedModel]) -> None:
         return
     tokens = len(await served.text_tokens(content, "content"))
     if tokens >= most:
-        message = f"The prompt has {tokens} tokens and this model's context {most}; accepted: at most {most - 1}."
-        raise invalid("content", message, "context_length_exceeded")
+        length = f"This model's maximum context length is {most} tokens, and the prompt has {tokens}"
+        raise invalid("content", f"{length}; accepted: at most {most - 1}.", "context_length_exceeded")
 
 
 def _key(request: Request, chat_id: str, wanted: RunRequest) -> RunKey | None:

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-Thinking = Literal["minimal", "low", "medium", "high", "xhigh"]  # the efforts that think
-EFFORTS = '"none", "minimal", "low", "medium", "high" or "xhigh"'
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Thinking = Literal["minimal", "low", "medium", "high", "xhigh", "max"]  # the efforts that think
+EFFORTS = '"none", "minimal", "low", "medium", "high", "xhigh" or "max"'
 THINKING = '{"min_tokens": 0 or more, "max_tokens": 2 or more, "waits": 0 to 64, "wait_text": "Wait"}, each optional'
 MAX_WAITS = 64
 
@@ -33,6 +33,7 @@ BUDGETS: Mapping[Thinking, BudgetFields] = MappingProxyType(
         "medium": BudgetFields(max_tokens=2048),
         "high": BudgetFields(max_tokens=8192),
         "xhigh": BudgetFields(max_tokens=32_768),
+        "max": BudgetFields(max_tokens=131_072),
     }
 )
 """What the efforts stand for where the configuration does not say otherwise; `none` is no thinking at all."""

@@ -30,6 +30,12 @@ class AccessSettings(BaseModel):
         more="see [who may use it](#who-may-use-it)",
         accepts="off (whoever reaches the server may use it) or keys (who shows an API key)",
     )
+    unknown_fields: Literal["refuse", "warn"] = setting(
+        "refuse",
+        "fields of a request's body that no part of the API knows: a 400, or a header that names them",
+        more="With `warn` they have no effect, and `X-Ponder-Ignored-Fields` of the reply lists them",
+        accepts="refuse (a 400 that names the field) or warn (ignored, and named in a header)",
+    )
     cors_origins: CommaSeparated = setting(
         (),
         "web origins that may call the server",
@@ -196,7 +202,7 @@ class AnswerSettings(BaseModel):
         {},
         "budgets of thinking by `reasoning_effort`",
         more="see below",
-        accepts="budgets of thinking by effort (minimal, low, medium, high, xhigh), each a table",
+        accepts="budgets of thinking by effort (minimal, low, medium, high, xhigh, max), each a table",
         unset="`{}`",
     )
     thinking_text: Literal["shown", "summarised", "hidden"] = setting(

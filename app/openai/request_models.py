@@ -87,6 +87,7 @@ class SamplingRequest(BaseModel):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: RepetitionPenalty = None
+    repeat_penalty: RepetitionPenalty = None  # llama.cpp's and Ollama's name
     logit_bias: dict[str, float] = Field(
         default_factory=dict, max_length=1024,
         description='an object of at most 1024 token ids and biases, such as {"42": -100}; biases from -100 to 100',
@@ -119,6 +120,9 @@ class SamplingRequest(BaseModel):
     )
     guided_grammar: str | None = Field(
         None, min_length=1, max_length=100_000, description="a grammar in Lark's notation, of at most 100000 characters"
+    )
+    structured_outputs: Any = Field(  # checked where its constraint is made (text_constraints.py)
+        None, description='an object with one of "json", "regex", "choice", "grammar" or "json_object": true'
     )
     stream: bool = Field(False, description="true or false")
     stream_options: StreamOptions | None = Field(
@@ -154,6 +158,12 @@ class SamplingRequest(BaseModel):
             raise invalid("stream_options", "stream_options is only accepted together with stream: true.")
         return self
 
+    @model_validator(mode="after")
+    def _one_penalty(self) -> SamplingRequest:
+        if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
+            raise invalid("repeat_penalty", "repeat_penalty and repetition_penalty differ; accepted: one of them.")
+        return self
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
@@ -173,7 +183,9 @@ class SamplingRequest(BaseModel):
             top_k=max(0, int(choose(self.top_k, defaults.top_k))),
             top_p=choose(self.top_p, defaults.top_p),
             min_p=choose(self.min_p, defaults.min_p),
-            repetition_penalty=choose(self.repetition_penalty, defaults.repetition_penalty),
+            repetition_penalty=choose(
+                self.repetition_penalty, choose(self.repeat_penalty, defaults.repetition_penalty)
+            ),
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
@@ -225,6 +237,21 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
+class ReasoningFields(BaseModel):
+    """`reasoning` of a chat request, as OpenRouter has it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    effort: Effort | None = None
+    max_tokens: int | None = Field(None, ge=2)
+    enabled: bool | None = None
+    exclude: Literal[False] | None = None
+
+
+REASONING = f'{{"effort"?: {EFFORTS}, "max_tokens"?: 2 or more, "enabled"?: true or false, "exclude"?: false}}'
+VERBOSITY = {"low": "Answer briefly.", "high": "Answer in detail."}  # instructions; "medium" is no instruction
+
+
 class ChatRequest(SamplingRequest):
     messages: list[ChatMessage] = Field(
         min_length=1, max_length=10_000,
@@ -246,7 +273,9 @@ class ChatRequest(SamplingRequest):
         default_factory=dict, description='an object of template variables, such as {"enable_thinking": false}'
     )
     reasoning_effort: Effort | None = Field(None, description=EFFORTS)
+    reasoning: ReasoningFields | None = Field(None, description=REASONING)
     thinking: BudgetFields | None = Field(None, description=THINKING)
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description='"low", "medium" or "high"')
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
@@ -268,8 +297,11 @@ class ChatRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs is only accepted together with logprobs: true.")
+        efforts = {self.reasoning_effort, None if self.reasoning is None else self.reasoning.effort} - {None}
+        if len(efforts) > 1:
+            raise invalid("reasoning", "reasoning.effort and reasoning_effort differ; accepted: one of them.")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; accepted: one of them.")
@@ -287,14 +319,20 @@ class ChatRequest(SamplingRequest):
     def asked(self) -> ReasoningRequest:
         """Reasoning that the request asks for."""
         thinks = self.chat_template_kwargs.get("enable_thinking")
-        return ReasoningRequest(
-            self.reasoning_effort, self.thinking, self.strategy, self.strategy_options,
-            thinks if isinstance(thinks, bool) else None, self.checker,
-        )  # fmt: skip
+        effort, thinking, enabled = self.reasoning_effort, self.thinking, thinks if isinstance(thinks, bool) else None
+        if (given := self.reasoning) is not None:
+            effort = effort or given.effort or ("none" if given.enabled is False else None)
+            thinking = thinking or (None if given.max_tokens is None else BudgetFields(max_tokens=given.max_tokens))
+            enabled = enabled or (True if given.enabled else None)
+        return ReasoningRequest(effort, thinking, self.strategy, self.strategy_options, enabled, self.checker)
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as a chat template takes them."""
-        return [message.model_dump(exclude_none=True) for message in self.messages]
+        """The messages as a chat template takes them. Verbosity is an instruction after those that begin them."""
+        made = [message.model_dump(exclude_none=True) for message in self.messages]
+        if (instruction := VERBOSITY.get(self.verbosity or "medium")) is not None:
+            first = next((at for at, message in enumerate(made) if message["role"] != "system"), len(made))
+            made.insert(first, {"role": "system", "content": instruction})
+        return made
 
 
 class CompletionRequest(SamplingRequest):

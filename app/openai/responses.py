@@ -14,19 +14,10 @@ from app.current_user import AppState, Asker, User, check_checker_scope, check_s
 from app.errors import ApiError, from_exception, invalid
 from app.openai.event_stream import DONE, EventStream
 from app.openai.responses_job import response_job
-from app.openai.responses_request import RESPONSES_NO_EFFECT, RESPONSES_REFUSED, ResponseRequest
+from app.openai.responses_request import RESPONSES_NO_EFFECT, RESPONSES_REFUSED, SERVED_KINDS, ResponseRequest
 from app.openai.responses_store import StoredResponses
 from app.query_params import ONLY_KNOWN, QueryParams, WholeNumber
 from app.request_body import MAX_BODY_BYTES, JsonBody
-
-_CHAIN = """
-    WITH RECURSIVE chain (id, previous_id, input, response, depth) AS (
-        SELECT id, previous_id, input, response, 0 FROM responses WHERE id = ?1 AND user = ?2
-        UNION ALL
-        SELECT r.id, r.previous_id, r.input, r.response, chain.depth + 1
-        FROM responses r JOIN chain ON r.id = chain.previous_id WHERE r.user = ?2)
-    SELECT previous_id, input, response FROM chain ORDER BY depth DESC"""
-
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
@@ -49,7 +40,7 @@ ResponseBody = Annotated[
 
 @router.post("/responses")
 async def create_response(request: Request, user: User, who: Asker, state: AppState, wanted: ResponseBody) -> Response:
-    if any(isinstance(tool, dict) and tool.get("type") == "mcp" for tool in wanted.tools or ()):
+    if any(isinstance(tool, dict) and tool.get("type") in SERVED_KINDS for tool in wanted.tools or ()):
         check_scope(who, "tools")
     check_checker_scope(wanted.checker, who)
     job = await response_job(wanted, state, user)

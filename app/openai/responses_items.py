@@ -1,18 +1,19 @@
 """The input items of a response as a conversation: messages, calls, results and thinking become turns of a chat.
 
 Items lie flat in a list, a chat's turns contain theirs: so calls that stand together become one assistant's turn, and
-each turn's results follow it wherever their items stood. Knows nothing of models, requests or the store.
+each turn's results follow it wherever their items stood. Gaps are filled as in a chat's history (`chat_messages`).
+Knows nothing of models, requests or the store.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import invalid
-from app.request_body import json_value
-from engine.tool_parsers.tools import NAME
+from app.openai.chat_messages import NO_RESULT, stray
 from tools.result import frame
 
 Json = dict[str, Any]  # Any: a client's JSON
@@ -20,8 +21,9 @@ Placed = tuple[str, Any]  # an item, and how an error names its place; Any: a cl
 
 SERVER_LABEL = "ponder"  # of the server's own tools, among the MCP servers that a client may name
 CALL_PREFIX = "mcp_"  # before the id of a call that the server ran: an item of its kind has no other place for it
+MAX_NAME = 64  # characters of a function's name
 _ROLES = ("user", "assistant", "system", "developer")
-_KINDS = "message, function_call, function_call_output, reasoning and mcp_call"
+_KINDS = "message, function_call, function_call_output, reasoning, mcp_call and item_reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def conversation(placed: Iterable[Placed]) -> ResponseConversation:
     items = [item for where, value in placed if (item := _read(value, where)) is not None]
     calls: dict[str, _Call] = {}
     results: dict[str, str] = {}
-    for item in items:
+    for at, item in enumerate(items):
         if isinstance(item, _Call):
             if item.id in calls:
                 raise invalid(item.where, f"{item.where} has the call_id {item.id!r:.60} of a call before it.")
@@ -78,13 +80,10 @@ def conversation(placed: Iterable[Placed]) -> ResponseConversation:
             if item.result is not None:
                 results[item.id] = item.result
         elif isinstance(item, _Result):
-            if item.call_id not in calls or item.call_id in results:
-                waiting = ", ".join(repr(id) for id in calls if id not in results) or "none, as no call waits for one"
-                raise invalid(
-                    f"{item.where}.call_id",
-                    f"{item.where}.call_id is {item.call_id!r:.60}; accepted: that of a call before it: {waiting}.",
-                )
-            results[item.call_id] = item.text
+            if item.call_id in calls and item.call_id not in results:
+                results[item.call_id] = item.text
+            else:
+                items[at] = _Said("user", stray(item.text, None)["content"])
     turns = _Turns(results)
     for item in items:
         turns.add(item)
@@ -129,12 +128,8 @@ class _Turns:
             turn["reasoning_content"] = self._thought
         answers: list[Json] = []
         for call in self._calls:
-            if call.id not in self.results:
-                raise invalid(
-                    call.where,
-                    f"{call.where} has no result; accepted: a function_call_output with the call_id {call.id!r:.60}.",
-                )
-            answers.append({"role": "tool", "tool_call_id": call.id, "content": self.results[call.id]})
+            result = self.results.get(call.id, NO_RESULT)
+            answers.append({"role": "tool", "tool_call_id": call.id, "content": result})
         if self._calls:
             turn["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -156,7 +151,7 @@ def _read(item: Any, where: str) -> _Item | None:
         case "reasoning":
             return _reasoning(item, where)
         case "function_call":
-            _only(item, where, "id", "status", "call_id", "name", "arguments")
+            _only(item, where, "id", "status", "call_id", "name", "namespace", "arguments")
             return None if item.get("status") == "incomplete" else _call(item, where, _text(item, where, "call_id"))
         case "function_call_output":
             _only(item, where, "id", "status", "call_id", "output")
@@ -178,10 +173,36 @@ def _message(item: Mapping[str, Any], where: str) -> _Said:
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> _Thought:
-    _only(item, where, "id", "status", "content", "summary")
-    if item.get("summary"):
-        raise invalid(f"{where}.summary", f"{where}.summary is not empty; accepted: content, the reasoning itself.")
-    return _Thought(_content(item.get("content") or [], f"{where}.content", ("reasoning_text",)))
+    """The thinking itself: its content, or what `encrypted_content` has of it, or a summary."""
+    _only(item, where, "id", "status", "content", "summary", "encrypted_content")
+    text = _content(item.get("content") or [], f"{where}.content", ("reasoning_text",))
+    if not text and (sealed := item.get("encrypted_content")) is not None:
+        text = opened(sealed, f"{where}.encrypted_content")
+    return _Thought(text or _content(item.get("summary") or [], f"{where}.summary", ("summary_text",)))
+
+
+def sealed(text: str) -> str:
+    """Returns the `encrypted_content` of a thought, for clients that keep no other part of it. It is encoded and no
+    secret: the client has read the text beside it."""
+    return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def opened(content: Any, where: str) -> str:
+    """Returns the text of a `sealed` thought. Any: a client's JSON.
+
+    Raises:
+        ApiError: 400: it is another server's.
+    """
+    try:
+        return base64.b64decode(content, altchars=b"-_", validate=True).decode()
+    except (TypeError, ValueError):
+        raise invalid(where, f"{where} is {content!r:.60}; accepted: that of a response of this server.") from None
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Returns the name that a model calls a function by; one of a namespace has both names."""
+    whole = f"{namespace}__{name}"
+    return whole if namespace is not None and len(whole) <= MAX_NAME else name
 
 
 def _served_call(item: Mapping[str, Any], where: str) -> _Call | None:
@@ -213,17 +234,10 @@ def _complaint(error: Any, where: str) -> str:
 
 def _call(item: Mapping[str, Any], where: str, id: str, result: str | None = None) -> _Call:
     name, arguments = _text(item, where, "name"), item.get("arguments")
-    if not NAME.fullmatch(name):
-        path = f"{where}.name"
-        raise invalid(path, f"{path} is {name!r:.60}; accepted: 1 to 64 letters, digits, dots, _ and -.")
-    try:
-        sound = isinstance(arguments, str) and isinstance(json_value(arguments or "{}"), dict)
-    except ValueError:
-        sound = False
-    if not sound:
-        path = f"{where}.arguments"
-        raise invalid(path, f"{path} is {arguments!r:.60}; accepted: the JSON text of an object.")
-    return _Call(where, id, name, str(arguments), result)
+    if not isinstance(arguments, str):
+        raise invalid(f"{where}.arguments", f"{where}.arguments is {arguments!r:.60}; accepted: JSON text.")
+    namespace = None if item.get("namespace") is None else _text(item, where, "namespace")
+    return _Call(where, id, qualified(namespace, name), arguments, result)
 
 
 def _content(value: Any, where: str, kinds: tuple[str, ...]) -> str:

@@ -13,11 +13,11 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.admission.request_budget import narrow, output_limit
 from app.answering.answer_pipeline import AnswerPipeline
@@ -30,7 +30,7 @@ from app.observability import tracing
 from app.openai.chat_completions import chat_logprobs, plan_chat
 from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
-from app.openai.responses_request import Offer, ResponseRequest
+from app.openai.responses_request import ENCRYPTED, WEB_SEARCH, Offer, ResponseRequest
 from app.openai.responses_store import StoredResponses, with_ids
 from engine.outputs import TokenLogprob
 from reasoning.agent import HandedOver, Limits, Returned, Wrote
@@ -39,6 +39,8 @@ from tools.outcome import Call, Outcome
 from tools.session import Session
 
 if TYPE_CHECKING:
+    from app.answering.answer_plan import AnswerPlan
+    from app.answering.model_cascade import ModelCascade
     from app.state import State
     from tools.executor import Executor
     from tools.tool import Tool
@@ -121,7 +123,7 @@ class ResponseJob:
         """
         id, stored = f"resp_{uuid.uuid4().hex}", StoredResponses(state.store, user)
         given = request.input
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else await stored.resolved(given)
         placed: list[Placed] = [(f"input[{at}]", item) for at, item in enumerate(items)]
         if request.previous_response_id is not None:
             before = await stored.history(request.previous_response_id)
@@ -134,11 +136,15 @@ class ResponseJob:
             raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
-        chat = await asyncio.to_thread(request.chat, messages, offer, shown)
-        plans, auto = await state.models.plans(
-            request.model,
-            lambda served: plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user, "input"),
-        )
+
+        async def planned(messages: list[Json]) -> tuple[Sequence[AnswerPlan], ModelCascade | None]:
+            chat = await asyncio.to_thread(request.chat, messages, offer, shown)
+            return await state.models.plans(
+                request.model,
+                lambda served: plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user, "input"),
+            )
+
+        plans, auto = await (truncated(messages, planned) if request.truncation == "auto" else planned(messages))
         pipeline = AnswerPipeline(partial(state.counting.watch, "responses"), plans, 1, user, auto)
         tools: ServedTools | None = None
         if wanted and pipeline.plan.tool_plan is not None:
@@ -146,7 +152,8 @@ class ResponseJob:
                 state.tool_service.executor, wanted, response=id, user=user, read_from=said.read_from,
                 alone=not offer.functions,
             )  # fmt: skip
-            most = Limits(state.settings.tool_steps, seconds=state.settings.tool_seconds)
+            steps = min(state.settings.tool_steps, request.max_tool_calls or state.settings.tool_steps)
+            most = Limits(steps, seconds=state.settings.tool_seconds)
             longest = request.max_output_tokens or min(pipeline.plan.limit, most.tokens)
             pipeline.loop = ToolLoop(tools, replace(most, tokens=longest))
 
@@ -154,7 +161,10 @@ class ResponseJob:
             tokenizer = pipeline.plan.served.engine.tokenizer
             return list(chat_logprobs(tokenizer, entries, request.top_logprobs or 0)["content"])
 
-        output = Output({tool.name for tool in wanted}, logprobs if request.include else None)
+        output = Output(
+            {tool.name for tool in wanted}, logprobs if request.shows_logprobs else None, offer.namespaces,
+            seals=ENCRYPTED in request.include,
+        )  # fmt: skip
         return cls(request, pipeline, stored, with_ids(items), tools, output, state.thoughts(user), id)
 
     async def whole(self) -> Json:
@@ -231,15 +241,19 @@ class ResponseJob:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
             "metadata": request.metadata,
             "model": plan.served.name,
             "output": [dict(item) for item in self.output.items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
-            "reasoning": {"effort": (request.reasoning or {}).get("effort"), "summary": None},
+            "reasoning": {name: (request.reasoning or {}).get(name) for name in ("effort", "summary")},
             "store": request.store,
             "temperature": sampling.temperature,
-            "text": {"format": (request.text or {}).get("format") or {"type": "text"}},
+            "text": {
+                "format": (request.text or {}).get("format") or {"type": "text"},
+                "verbosity": (request.text or {}).get("verbosity") or "medium",
+            },
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
@@ -252,13 +266,45 @@ class ResponseJob:
         }
 
 
+Planned = TypeVar("Planned")
+
+
+async def truncated(messages: list[Json], planned: Callable[[list[Json]], Awaitable[Planned]]) -> Planned:
+    """Plans with as many of the newest turns as fit; system messages that begin the chat stay.
+
+    Raises:
+        ApiError: what `planned` raises: the newest turn alone is too long, or something else is wrong.
+    """
+    first = next((at for at, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    begins = [at for at in range(first + 1, len(messages)) if messages[at]["role"] == "user"]  # of what may be kept
+    found: Planned | None = None
+    low, high = -1, len(begins) - 1
+    at = -1  # all of it, first
+    while low <= high:
+        kept = messages if at < 0 else [*messages[:first], *messages[begins[at] :]]
+        try:
+            found = await planned(kept)
+            high = at - 1
+        except ApiError as error:
+            if error.code != "context_length_exceeded" or (found is None and at >= len(begins) - 1):
+                raise
+            low = at + 1
+        at = (low + high) // 2
+    assert found is not None
+    return found
+
+
 def _offered(state: State, offer: Offer) -> list[Any]:
     """The server's tools that are wanted."""
     assert offer.served is not None
     try:
         return list(state.tool_service.offered(offer.served))
     except UnknownTool as unknown:
-        path = f"tools[{offer.served_place}].allowed_tools"
+        path = f"tools[{offer.served_place}]"
+        if isinstance(offer.served, list) and offer.served == [WEB_SEARCH]:
+            accepted = "accepted: other tools, or a server with the setting searxng"
+            raise invalid(path, f"{path} is a web search, and this server has no search engine; {accepted}.") from None
+        path = f"{path}.allowed_tools"
         raise invalid(path, f"{path}: {unknown}") from None
 
 

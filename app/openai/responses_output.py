@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from app.openai.responses_items import CALL_PREFIX, SERVER_LABEL, Json
+from app.openai.responses_items import CALL_PREFIX, SERVER_LABEL, Json, sealed
 from engine.outputs import TokenLogprob
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning
 from tools.outcome import Outcome
@@ -43,12 +43,24 @@ class _Growing:
 
 
 class Output:
-    """`served` names the tools that the server runs; `logprobs` shows them, None where none were asked for."""
+    """`served` names the tools that the server runs; `logprobs` shows them, None where none were asked for.
 
-    def __init__(self, served: Collection[str] = (), logprobs: Logprobs | None = None) -> None:
+    `namespaces` has the namespace of a function, and its name there. With `seals` thoughts have `encrypted_content`.
+    """
+
+    def __init__(
+        self,
+        served: Collection[str] = (),
+        logprobs: Logprobs | None = None,
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        *,
+        seals: bool = False,
+    ) -> None:
         self.items: list[Json] = []
         self._served = served
         self._logprobs = logprobs
+        self._namespaces = namespaces
+        self._seals = seals
         self._growing: _Growing | None = None
         self._waiting: dict[str, int] = {}  # the server's calls that have not returned: id -> index
 
@@ -129,9 +141,10 @@ class Output:
 
     def _call(self, start: CallStart) -> list[Json]:
         if start.name not in self._served:
+            namespace, name = self._namespaces.get(start.name, (None, start.name))
             item: Json = {
-                "id": _id("fc"), "type": "function_call", "call_id": start.id, "name": start.name, "arguments": "",
-                "status": "in_progress",
+                "id": _id("fc"), "type": "function_call", "call_id": start.id, "name": name, "arguments": "",
+                "status": "in_progress", **({} if namespace is None else {"namespace": namespace}),
             }  # fmt: skip
             return [self._add("function_call", item)]
         item = {
@@ -168,6 +181,8 @@ class Output:
         else:
             part = _reasoning_part(text)
             done = {"type": "response.reasoning_text.done", "text": text}
+            if self._seals:
+                growing.item["encrypted_content"] = sealed(text)
         growing.item |= {"status": status, "content": [part]}
         return [
             {**done, **growing.part_place},

@@ -27,17 +27,18 @@ from app.openai.request_models import (
     Temperature,
     TopP,
 )
-from app.openai.responses_items import SERVER_LABEL, Json
+from app.openai.responses_items import SERVER_LABEL, Json, qualified
 from app.request_body import NO_EFFECT, Refusal, parse
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 
-RESPONSES_NO_EFFECT = NO_EFFECT - {"user", "metadata", "store"}  # these three are kept, and given back
+# User, metadata and store are kept, and given back.
+RESPONSES_NO_EFFECT = NO_EFFECT - {"user", "metadata", "store"} | {"client_metadata"}
 RESPONSES_REFUSED: Mapping[str, Refusal] = {
     "background": Refusal("false", lambda v: v is False),
     "conversation": Refusal("previous_response_id"),
     "prompt": Refusal("instructions and input"),
-    "max_tool_calls": Refusal("no limit of calls; the server has limits of steps and seconds"),
     "context_management": Refusal("no management: an input too long is refused"),
     "moderation": Refusal("no moderation"),
     "image": Refusal("no images: this model reads and writes text"),
@@ -51,6 +52,9 @@ RESPONSES_REFUSED: Mapping[str, Refusal] = {
 }
 
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": "…", "schema": {…}}'
+SERVED_KINDS = ("mcp", "web_search", "web_search_preview")  # of tools that the server runs
+WEB_SEARCH = "web_search"  # the server's tool of that name, where it has a search engine
+_SUMMARIES = ("auto", "concise", "detailed", "none")  # the thinking comes whole, so none of them shortens it
 _CHOICES = '"auto", "none", "required" or {"type": "function", "name": "…"}'
 _SERVED = f'{{"type": "mcp", "server_label": "{SERVER_LABEL}", "allowed_tools": ["…"], "require_approval": "never"}}'
 
@@ -70,11 +74,12 @@ class ResponseRequest(BaseModel):
     previous_response_id: str | None = Field(None, description="the id of a response that was stored")
     tools: list[Any] | None = Field(  # checked by `Offer`
         None, max_length=512,
-        description='a list of at most 512 of {"type": "function", "name", "description"?, "parameters"?, "strict"?} '
-        f"and {_SERVED}",
+        description='a list of at most 512 of {"type": "function", "name", "description"?, "parameters"?, "strict"?}, '
+        f'{{"type": "namespace", "name", "tools"}}, {{"type": "web_search"}} and {_SERVED}',
     )  # fmt: skip
     tool_choice: Any = Field(None, description=_CHOICES)
     parallel_tool_calls: bool | None = Field(None, description="true or false")
+    max_tool_calls: int | None = Field(None, ge=1, description="1 or more calls of the server's tools")
     max_output_tokens: OutputTokens = None
     temperature: Temperature = None
     top_p: TopP = None
@@ -88,7 +93,7 @@ class ResponseRequest(BaseModel):
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
-    include: list[str] = Field(default_factory=list, description=f'a list that may have "{LOGPROBS}"')
+    include: list[str] = Field(default_factory=list, description=f'a list that may have "{LOGPROBS}" and "{ENCRYPTED}"')
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}, with include"
     )
@@ -101,7 +106,9 @@ class ResponseRequest(BaseModel):
         default_factory=dict, max_length=16,
         description="an object of at most 16 strings, with keys of at most 64 characters and values of at most 512",
     )  # fmt: skip
-    truncation: Literal["disabled"] = Field("disabled", description='"disabled": an input too long is refused')
+    truncation: Literal["auto", "disabled"] = Field(
+        "disabled", description='"disabled": an input too long is refused; "auto": its oldest turns are left out'
+    )
     user: str | None = Field(None, description="a string")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description='an object of template variables, such as {"enable_thinking": false}'
@@ -118,11 +125,15 @@ class ResponseRequest(BaseModel):
     def _consistent(self) -> ResponseRequest:
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "stream_options is only accepted together with stream: true.")
-        if unknown := [name for name in self.include if name != LOGPROBS]:
-            raise invalid("include", f"include has {unknown[0]!r:.60}; accepted: {LOGPROBS!r}.")
-        if self.top_logprobs is not None and not self.include:
+        if unknown := [name for name in self.include if name not in (LOGPROBS, ENCRYPTED)]:
+            raise invalid("include", f"include has {unknown[0]!r:.60}; accepted: {LOGPROBS!r}, {ENCRYPTED!r}.")
+        if self.top_logprobs and not self.shows_logprobs:
             raise invalid("top_logprobs", f"top_logprobs is only accepted together with include: [{LOGPROBS!r}].")
         return self
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return LOGPROBS in self.include
 
     def chat(self, messages: list[Json], offer: Offer, shown: Sequence[Json]) -> ChatRequest:
         """The same as a chat request; `shown` are all tools, as chat completions have them.
@@ -130,13 +141,15 @@ class ResponseRequest(BaseModel):
         Raises:
             ApiError: 400, in that request's words; `offer.reworded` puts them into this one's.
         """
+        one_by_one = self.max_tool_calls is not None and offer.served is not None  # so that turns count calls
         body = {
             "model": self.model, "messages": messages, "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature, "top_p": self.top_p, "seed": self.seed,
             "repetition_detection": self.repetition_detection,
             "response_format": _response_format(self.text), "tools": list(shown),
-            "tool_choice": offer.choice, "parallel_tool_calls": self.parallel_tool_calls,
-            "logprobs": bool(self.include), "top_logprobs": self.top_logprobs,
+            "tool_choice": offer.choice, "parallel_tool_calls": False if one_by_one else self.parallel_tool_calls,
+            "logprobs": self.shows_logprobs, "top_logprobs": self.top_logprobs,
+            "verbosity": (self.text or {}).get("verbosity"),
             "reasoning_effort": _effort(self.reasoning), "thinking": self.thinking, "strategy": self.strategy,
             "strategy_options": self.strategy_options, "checker": self.checker,
             "chat_template_kwargs": self.chat_template_kwargs,
@@ -153,6 +166,7 @@ class Offer:
     served: Literal["all"] | list[str] | None
     served_place: int
     choice: Any  # as chat completions have it
+    namespaces: Mapping[str, tuple[str, str]]  # by a function's name: its namespace, and its name there
 
     @classmethod
     def of(cls, request: ResponseRequest) -> Offer:
@@ -162,8 +176,10 @@ class Offer:
         """
         functions: list[Json] = []
         places: list[int] = []
+        namespaces: dict[str, tuple[str, str]] = {}
         served: Literal["all"] | list[str] | None = None
         served_place = 0
+        searches: int | None = None  # the place of the server's web search
         for at, tool in enumerate(request.tools or []):
             where = f"tools[{at}]"
             kind = tool.get("type") if isinstance(tool, Mapping) else None
@@ -171,6 +187,16 @@ class Offer:
                 case "function":
                     functions.append({"type": "function", "function": _function(tool, where)})
                     places.append(at)
+                case "namespace":
+                    inside = _namespace(tool, where)
+                    functions += inside.values()
+                    places += [at] * len(inside)
+                    namespaces |= {
+                        function["function"]["name"]: (tool["name"], name) for name, function in inside.items()
+                    }
+                case "web_search" | "web_search_preview":
+                    _only_search_options(tool, where)
+                    searches = at
                 case "mcp":
                     if served is not None:
                         raise invalid(where, f"{where} names the server's tools again; accepted: one entry for them.")
@@ -178,14 +204,17 @@ class Offer:
                 case None:
                     raise invalid(where, f"{where} is {tool!r:.60}; accepted: an object with a type.")
                 case _:
-                    raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}; accepted: 'function' or {_SERVED}.")
+                    accepted = f"'function', 'namespace', 'web_search' or {_SERVED}"
+                    raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}; accepted: {accepted}.")
+        if searches is not None and served != "all":
+            served, served_place = [*(served or ()), WEB_SEARCH], searches
         choice = _choice(request.tool_choice)
         if served is not None and choice not in (None, "auto", "none"):
             raise invalid(
                 "tool_choice", "tool_choice asks for a call in every turn, and the server's tools take several; "
                 "accepted: 'auto' or 'none' together with tools of the server.",
             )  # fmt: skip
-        return cls(functions, places, served, served_place, choice)
+        return cls(functions, places, served, served_place, choice, namespaces)
 
     def reworded(self, error: ApiError) -> ApiError:
         """A chat request's refusal in the words of this API."""
@@ -211,8 +240,36 @@ _WORDS = (
     (r"\btool_choice\.function\b", "tool_choice"),
     (r"(?<!thinking\.)\bmax_(completion_)?tokens\b", "max_output_tokens"),
     (r"\breasoning_effort\b", "reasoning.effort"),
+    (r"\bverbosity\b", "text.verbosity"),
     (r"^messages\b", "input"),
 )
+
+
+def _only_search_options(tool: Mapping[str, Any], where: str) -> None:
+    """Refuses what would change a search; the rest concerns OpenAI's own engine."""
+    known = ("type", "search_context_size", "user_location", "external_web_access")
+    for key, value in tool.items():
+        if key not in known and value is not None:
+            raise invalid(f"{where}.{key}", f"{where}.{key:.60} is not supported; accepted: {', '.join(known)}.")
+
+
+def _namespace(tool: Mapping[str, Any], where: str) -> dict[str, Json]:
+    """Returns the functions of a namespace by their names there, as chat completions have them."""
+    for key, value in tool.items():
+        if key not in ("type", "name", "description", "tools") and value is not None:
+            raise invalid(f"{where}.{key}", f"{where}.{key:.60} is not supported; accepted: name, description, tools.")
+    name, tools = tool.get("name"), tool.get("tools")
+    if not isinstance(name, str) or not isinstance(tools, list):
+        accepted = '{"type": "namespace", "name": "…", "tools": [{"type": "function", …}]}'
+        raise invalid(where, f"{where} is {tool!r:.60}; accepted: {accepted}.")
+    made: dict[str, Json] = {}
+    for at, inner in enumerate(tools):
+        place = f"{where}.tools[{at}]"
+        if not isinstance(inner, Mapping) or inner.get("type") != "function" or not isinstance(inner.get("name"), str):
+            raise invalid(place, f"{place} is {inner!r:.60}; accepted: a function.")
+        function = _function(inner, place)
+        made[inner["name"]] = {"type": "function", "function": {**function, "name": qualified(name, inner["name"])}}
+    return made
 
 
 def _function(fields: Mapping[str, Any], where: str) -> Json:
@@ -254,8 +311,8 @@ def _choice(value: Any) -> Any:
     match value:
         case None | "auto" | "none" | "required":
             return value
-        case {"type": "function", "name": str(name), **more} if not more:
-            return {"type": "function", "function": {"name": name}}
+        case {"type": "function", "name": str(name), **more} if more.keys() <= {"namespace"}:
+            return {"type": "function", "function": {"name": qualified(more.get("namespace"), name)}}
     raise invalid("tool_choice", f"tool_choice is {value!r:.60}; accepted: {_CHOICES}.")
 
 
@@ -263,8 +320,8 @@ def _response_format(text: Mapping[str, Any] | None) -> Any:
     if text is None:
         return None
     for key, value in text.items():
-        if value is not None and key != "format" and not (key == "verbosity" and value == "medium"):
-            raise invalid(f"text.{key}", f"text.{key:.60} is {value!r:.60}; accepted: text.format.")
+        if value is not None and key not in ("format", "verbosity"):
+            raise invalid(f"text.{key}", f"text.{key:.60} is {value!r:.60}; accepted: text.format, text.verbosity.")
     match text.get("format"):
         case {"type": "json_schema", **inner}:
             return {"type": "json_schema", "json_schema": inner}
@@ -277,9 +334,10 @@ def _response_format(text: Mapping[str, Any] | None) -> Any:
 def _effort(reasoning: Mapping[str, Any] | None) -> Any:  # checked as a chat request's
     asked = {key: value for key, value in (reasoning or {}).items() if value is not None}
     for key, value in asked.items():
-        if key != "effort":
+        if key != "effort" and not (key in ("summary", "generate_summary") and value in _SUMMARIES):
+            accepted = f"effort, and summary as {', '.join(_SUMMARIES)}"
             raise invalid(
-                f"reasoning.{key}", f"reasoning.{key:.60} is {value!r:.60}; accepted: effort, as the thinking comes as "
-                "it is, or as this server shows it.", "unsupported_parameter",
+                f"reasoning.{key}", f"reasoning.{key:.60} is {value!r:.60}; accepted: {accepted}.",
+                "unsupported_parameter",
             )  # fmt: skip
     return asked.get("effort")

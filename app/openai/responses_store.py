@@ -11,16 +11,24 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, delete, literal, select
+from sqlalchemy import bindparam, delete, func, literal, or_, select
 
 from app.db.connection import insert
 from app.db.store import Store
 from app.db.tables import responses
-from app.errors import ApiError
+from app.errors import ApiError, invalid
 from app.openai.responses_items import Json
 
 _OF_USER = responses.c.user == bindparam("user")
 _RESPONSE = select(responses.c.input, responses.c.response).where(responses.c.id == bindparam("id"), _OF_USER)
+_WITH_ITEM = (
+    select(responses.c.input, responses.c.response)
+    .where(
+        _OF_USER, or_(*(func.instr(each, bindparam("item")) > 0 for each in (responses.c.input, responses.c.response)))
+    )
+    .order_by(responses.c.created_at.desc())
+    .limit(1)
+)
 _KEPT = (responses.c.previous_id, responses.c.input, responses.c.response)
 _last = select(*_KEPT, literal(0).label("depth")).where(responses.c.id == bindparam("id"), _OF_USER)
 _chain = _last.cte("chain", recursive=True)
@@ -82,6 +90,29 @@ class StoredResponses:
                 param="previous_response_id", code="previous_response_not_found",
             )  # fmt: skip
         return [item for row in rows for item in (*json.loads(row["input"]), *json.loads(row["response"])["output"])]
+
+    async def resolved(self, items: Sequence[Any]) -> list[Any]:
+        """The items, each `item_reference` replaced by the item that it names. Any: they are clients' JSON.
+
+        Raises:
+            ApiError: 400: no item of that id is stored.
+        """
+        found: dict[str, Json] = {}
+        made = list[Any]()
+        for at, item in enumerate(items):
+            if not isinstance(item, dict) or item.get("type") != "item_reference":
+                made.append(item)
+                continue
+            id = item.get("id")
+            if isinstance(id, str) and id not in found:
+                for row in await self._database.rows(_WITH_ITEM, item=id, user=self._user):
+                    kept = (*json.loads(row["input"]), *json.loads(row["response"])["output"])
+                    found |= {each["id"]: each for each in kept}
+            if not isinstance(id, str) or id not in found:
+                message = f"input[{at}].id is {id!r:.80}; accepted: the id of an item of a stored response."
+                raise invalid(f"input[{at}].id", message)
+            made.append(found[id])
+        return made
 
     async def _row(self, id: str) -> dict[str, Any]:
         rows = await self._database.rows(_RESPONSE, id=id, user=self._user)

@@ -31,18 +31,23 @@ from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, MAX_BODY_BYTES, N
 from retrieval.embedding import Embedder, Vectors
 
 
-def model_list(models: ModelRegistry) -> dict[str, Any]:
-    return {"object": "list", "data": [model_entry(models, name) for name in models.names]}
+def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
+    return {"object": "list", "data": [model_entry(models, embedder, name) for name in (*models.names, embedder)]}
 
 
-def model_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
+def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, Any]:
     """
-    `thinks` and `tools` say whether it thinks and takes tools. `auto` has the longest context among its models, thinks
-    where all of them do, and takes no tools.
+    `thinks`, `tools` and `embeds` say whether it thinks, takes tools, and whether it is the embedder. `auto` has the
+    longest context among its models, thinks where all of them do, and takes no tools.
 
     Raises:
         ApiError: 404 `model_not_found`.
     """
+    if name == embedder:
+        return {
+            "id": name, "object": "model", "created": models.default.created, "owned_by": "ponder",
+            "max_model_len": MAX_LENGTH, "thinks": False, "tools": False, "embeds": True,
+        }  # fmt: skip
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         "id": name,
@@ -52,6 +57,7 @@ def model_entry(models: ModelRegistry, name: str) -> dict[str, Any]:
         "max_model_len": max(served.engine.max_model_len for served in asked),
         "thinks": all(served.markers is not None for served in asked),
         "tools": name != AUTO_NAME and all(served.tool_parser is not None for served in asked),
+        "embeds": False,
     }
 
 
@@ -81,7 +87,10 @@ class EmbeddingRequest(BaseModel):
             raise invalid("input", f"input is {had}; accepted: {_ACCEPTED}.")
         for at, text in enumerate(texts):
             if isinstance(text, int | list):
-                raise invalid("input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}.")
+                raise invalid(
+                    "input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}. LangChain "
+                    "sends texts with check_embedding_ctx_length=False.",
+                )  # fmt: skip
             if not isinstance(text, str) or not text:
                 raise invalid("input", f"input[{at}] is {text!r:.60}; accepted: a non-empty string.")
             if len(text) > MAX_CHARACTERS:
@@ -172,12 +181,12 @@ async def embed(request: Request, state: AppState, wanted: EmbeddingBody) -> Res
 
 @router.get("/models")
 async def models(state: AppServing) -> dict[str, Any]:
-    return model_list(state.models)
+    return model_list(state.models, state.settings.embedder)
 
 
 @router.get("/models/{name:path}")
 async def model(state: AppServing, name: str) -> dict[str, Any]:
-    return model_entry(state.models, name)
+    return model_entry(state.models, state.settings.embedder, name)
 
 
 async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:

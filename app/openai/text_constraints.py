@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
 _SCHEMA = "accepted: a JSON Schema, which is an object"
+MAX_PATTERN_LENGTH, MAX_GRAMMAR_LENGTH, MAX_CHOICES = 10_000, 100_000, 4096
 MAX_TOOLS = 512
 MAX_PLANS = 64
 MAX_PARTS = 25_000  # values of all tools together, or of a form
@@ -51,6 +52,7 @@ def text_constraint(request: SamplingRequest) -> tuple[str, Constraint] | None:
             ("guided_regex", None if request.guided_regex is None else Regex(request.guided_regex)),
             ("guided_choice", None if request.guided_choice is None else choice(request.guided_choice)),
             ("guided_grammar", None if request.guided_grammar is None else Grammar(request.guided_grammar)),
+            ("structured_outputs", _structured_outputs(request.structured_outputs)),
         )
         if made is not None
     ]
@@ -93,15 +95,45 @@ def _named_schema(value: Mapping[str, Any], field: str) -> JsonSchema:
     return _schema(value["schema"], f"{field}.schema")
 
 
-def _guided_json(value: Any) -> Constraint | None:  # any JSON
+def _guided_json(value: Any, field: str = "guided_json") -> Constraint | None:  # any JSON
     if value is None:
         return None
     if isinstance(value, str):
         try:
             value = json_value(value)
         except ValueError as error:
-            raise invalid("guided_json", f"guided_json is not JSON text: {error}; {_SCHEMA}.") from None
-    return _schema(value, "guided_json")
+            raise invalid(field, f"{field} is not JSON text: {error}; {_SCHEMA}.") from None
+    return _schema(value, field)
+
+
+def _structured_outputs(value: Any) -> Constraint | None:  # any JSON
+    """The constraint of vLLM's newer field, which has the guided ones inside. An empty object asks for none."""
+    if isinstance(value, Mapping):
+        value = {name: each for name, each in value.items() if each not in (None, False)}
+    match value:
+        case None | {} if not value:
+            return None
+        case {"json": schema, **more} if not more:
+            return _guided_json(schema, "structured_outputs.json")
+        case {"regex": str(pattern), **more} if not more and 0 < len(pattern) <= MAX_PATTERN_LENGTH:
+            return Regex(pattern)
+        case {"choice": list(texts), **more} if not more and _are_choices(texts):
+            return choice(texts)
+        case {"grammar": str(source), **more} if not more and 0 < len(source) <= MAX_GRAMMAR_LENGTH:
+            return Grammar(source)
+        case {"json_object": True, **more} if not more:
+            return JSON_OBJECT
+    accepted = (
+        '{"json": a JSON Schema}, {"regex": "…"}, {"choice": ["…"]}, {"grammar": "…"} or {"json_object": true}, '
+        "within the limits of the guided_ fields"
+    )
+    raise invalid("structured_outputs", f"structured_outputs is {value!r:.60}; accepted: {accepted}.")
+
+
+def _are_choices(texts: list[Any]) -> bool:
+    return 0 < len(texts) <= MAX_CHOICES and all(
+        isinstance(text, str) and 0 < len(text) <= MAX_PATTERN_LENGTH for text in texts
+    )
 
 
 def _schema(value: Any, field: str) -> JsonSchema:  # any JSON
@@ -128,7 +160,7 @@ async def constrain_text(request: SamplingRequest, served: ServedModel, user: st
     Raises:
         ApiError: it is not supported exactly, or not compiled in time; the message names the keyword.
     """
-    form = (request.response_format, request.guided_json, request.guided_choice)
+    form = (request.response_format, request.guided_json, request.guided_choice, request.structured_outputs)
     _check_parts("guided_json" if request.response_format is None else "response_format", form)
     asked = await asyncio.to_thread(text_constraint, request) if is_large([*form]) else text_constraint(request)
     if asked is None:

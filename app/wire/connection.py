@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
+from urllib.parse import quote
 
 import h11
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from app.observability.logs import HEADER, begin_request
+from app.request_body import IGNORED
 
 # An answer that says otherwise is right: the page's own files do.
 SECURITY = {
@@ -32,6 +34,9 @@ SECURITY = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+IGNORED_HEADER = "X-Ponder-Ignored-Fields"
 
 
 class AnswerHeaders:
@@ -50,6 +55,8 @@ class AnswerHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault(HEADER, id)
+                if ignored := scope.get(IGNORED):
+                    headers[IGNORED_HEADER] = ", ".join(quote(name, safe="") for name in ignored)
                 for name, value in SECURITY.items():
                     headers.setdefault(name, value)
             await send(message)

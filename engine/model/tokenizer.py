@@ -291,15 +291,15 @@ class Tokenizer:
             size, most = len(text.encode("utf-8", "replace")), max(self.max_token_bytes, longest_alias) * max_tokens
             if size > most:
                 raise ContextLengthExceeded(
-                    f"The prompt has {size} bytes, more than the {max_tokens} tokens of this model's context can "
-                    f"hold: no token has more than {self.max_token_bytes}; accepted: at most {most} bytes."
+                    f"This model's maximum context length is {max_tokens} tokens; the prompt has {size} bytes, and no "
+                    f"token has more than {self.max_token_bytes}; accepted: at most {most} bytes."
                 )
         # As a batch: for a single text the library keeps the interpreter's lock, and all other threads waiting.
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         if max_tokens is not None and len(encoding) > max_tokens:
             raise ContextLengthExceeded(
-                f"The prompt has {len(encoding)} tokens and this model's context {max_tokens}; accepted: at most "
-                f"{max_tokens - 1}, so that there is room for an answer."
+                f"This model's maximum context length is {max_tokens} tokens, and the prompt has {len(encoding)}; "
+                f"accepted: at most {max_tokens - 1}, as an answer needs some."
             )
         ids: list[int] = encoding.ids
         return ids
@@ -361,8 +361,8 @@ class _Hidden(dict[str, str]):
         self._count += 1
         if self._max_tokens is not None and self._count > self._max_tokens:
             raise ContextLengthExceeded(
-                f"The messages spell out control tokens more than {self._max_tokens} times, and this model's context "
-                f"has as many tokens; accepted: at most {self._max_tokens - 1}, so that there is room for an answer."
+                f"This model's maximum context length is {self._max_tokens} tokens, and the messages spell out control "
+                f"tokens more often; accepted: at most {self._max_tokens - 1}, as an answer needs some."
             )
 
 

@@ -71,7 +71,7 @@ def output_of(events: list[Json]) -> list[Json]:
                 assert item["arguments"] == event["arguments"]
         elif kind == "response.output_item.done":
             told[at] = event["item"]
-            changing = ("status", "output", "error")
+            changing = ("status", "output", "error", "encrypted_content")
             assert {k: v for k, v in event["item"].items() if k not in changing} == {
                 k: v for k, v in item.items() if k not in changing
             }

@@ -125,7 +125,7 @@ def test_a_question_too_long_is_refused_with_the_limit_and_stays(page: Page, ser
     watch.expect_errors()
     long = "of " * 6_666 + "it"
     ask(page, long)
-    told = page.get_by_role("main").get_by_text("20000 tokens and this model's context 16384; accepted: at most 16383")
+    told = page.get_by_role("main").get_by_text("is 16384 tokens, and the prompt has 20000; accepted: at most 16383")
     expect(told).to_be_visible()
     expect(box(page)).to_have_value(long)
     expect(page.get_by_role("article")).to_have_count(0)

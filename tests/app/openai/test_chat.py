@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.app.conftest import Server
+from tests.app.conftest import Server, serving
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 THINK = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -178,7 +179,7 @@ def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
 
 
 def test_models_are_listed_under_both_names(client: openai.OpenAI, model: Any) -> None:
-    assert [m.id for m in client.models.list()] == ["tiny", "default"]
+    assert [m.id for m in client.models.list()] == ["tiny", "default", "all-MiniLM-L6-v2"]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-4")
@@ -220,3 +221,55 @@ def test_streams_run_side_by_side(client: openai.OpenAI, nothing_lost: None) -> 
     for thread in threads:
         thread.join()
     assert answers == [alone] * 12
+
+
+def chat(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    reply = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HI, "max_tokens": 5, **fields})
+    assert reply.status_code == 200, reply.text
+    return dict(reply.json())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"enabled": False}}, {"reasoning_effort": "none"}),
+        ({"reasoning": {"max_tokens": 9}}, {"thinking": {"max_tokens": 9}}),
+        ({"repeat_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"structured_outputs": {"regex": "[a-c]{4}"}}, {"guided_regex": "[a-c]{4}"}),
+        ({"structured_outputs": {"choice": ["ab", "cd"], "json_object": False}}, {"guided_choice": ["ab", "cd"]}),
+        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, {"guided_json": {"enum": [1, 2]}}),
+        ({"structured_outputs": {}}, {}),
+        ({"top_logprobs": 0}, {}),
+        ({"skip_special_tokens": True, "include_reasoning": True, "add_generation_prompt": True}, {}),
+        ({"verbosity": "medium"}, {}),
+        ({"verbosity": "low"}, {"messages": [{"role": "system", "content": "Answer briefly."}, *HI]}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_other_servers_names_mean_the_same(http: httpx.Client, theirs: Any, ours: Any) -> None:
+    """Greedy, so that equal requests have equal answers; the penalty shows in what is repeated."""
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "seed": 4}
+    first, second = chat(http, **asked, **theirs), chat(http, **asked, **ours)
+    assert first["choices"] == second["choices"]
+    assert first["usage"]["total_tokens"] == second["usage"]["total_tokens"]
+
+
+def test_the_effort_max_is_the_largest_budget(http: httpx.Client) -> None:
+    assert chat(http, reasoning_effort="max")["choices"][0]["message"]
+
+
+def test_the_embedder_is_among_the_models(http: httpx.Client) -> None:
+    models = {each["id"]: each for each in http.get("/v1/models").json()["data"]}
+    assert [name for name, each in models.items() if each["embeds"]] == ["all-MiniLM-L6-v2"]
+    assert http.get("/v1/models/all-MiniLM-L6-v2").json() == models["all-MiniLM-L6-v2"]
+
+
+def test_fields_that_nobody_knows_are_named_in_a_header_where_the_operator_says_so(model: Path, tmp_path: Path) -> None:
+    body = {"model": "tiny", "messages": HI, "max_tokens": 2, "temprature": 1, "größe": 2}
+    with serving(model, tmp_path, unknown_fields="warn") as server, httpx.Client(base_url=server.url) as http:
+        reply = http.post("/v1/chat/completions", json=body)
+        assert reply.status_code == 200 and reply.headers["X-Ponder-Ignored-Fields"] == "gr%C3%B6%C3%9Fe, temprature"
+        known = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HI, "max_tokens": 2})
+        assert "X-Ponder-Ignored-Fields" not in known.headers
+        assert http.post("/v1/chat/completions", json={**body, "audio": {"voice": "x"}}).status_code == 400

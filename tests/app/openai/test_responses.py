@@ -134,7 +134,7 @@ def test_a_form_is_held(pebble_http: httpx.Client) -> None:
     answer = stream(pebble_http, "Where to?", text=text)
     (message,) = [item for item in answer["output"] if item["type"] == "message"]
     jsonschema.validate(json.loads(message["content"][0]["text"]), schema)
-    assert answer["text"] == text
+    assert answer["text"] == {**text, "verbosity": "medium"}
     whatever = ask(pebble_http, "Where to?", text={"format": {"type": "json_object"}}, max_output_tokens=90)
     if whatever["status"] == "completed":
         assert isinstance(json.loads(whatever["output"][-1]["content"][0]["text"]), dict)
@@ -219,3 +219,37 @@ def test_every_field_and_route_is_listed() -> None:
     for route in responses.router.routes:
         assert isinstance(route, APIRoute)
         assert re.sub(r"\{\w+\}", "{}", route.path) in text
+
+
+def test_a_thought_goes_back_by_what_encodes_it_alone(pebble_http: httpx.Client) -> None:
+    fields: Json = {"thinking": {"max_tokens": 24}, "store": False, "max_output_tokens": 60}
+    first = stream(pebble_http, include=["reasoning.encrypted_content"], **fields)
+    thought = next(item for item in first["output"] if item["type"] == "reasoning")
+    bare = {"type": "reasoning", "id": thought["id"], "summary": [], "encrypted_content": thought["encrypted_content"]}
+    others = [item for item in first["output"] if item["type"] == "message"]
+    question = [{"role": "user", "content": QUESTION}]
+    by_both = [
+        ask(pebble_http, [*question, each, *others], **fields)["usage"]["input_tokens"] for each in (thought, bare)
+    ]
+    assert by_both[0] == by_both[1]
+    assert "encrypted_content" not in ask(pebble_http, **fields)["output"][0]
+
+
+def test_the_oldest_turns_are_left_out_where_truncation_is_auto(pebble_http: httpx.Client) -> None:
+    turns = [{"role": "user", "content": f"{at} " + "apple " * 400} for at in range(60)]
+    items = [{"role": "developer", "content": "Be brief."}, *turns, {"role": "user", "content": "Who are you?"}]
+    reply = pebble_http.post(PATH, json=body(items, max_output_tokens=5))
+    assert reply.status_code == 400 and reply.json()["error"]["code"] == "context_length_exceeded"
+    kept = ask(pebble_http, items, truncation="auto", max_output_tokens=5)
+    limit = pebble_http.get("/v1/models/default").json()["max_model_len"]
+    assert limit - 450 < kept["usage"]["input_tokens"] <= limit - 5
+    alone = pebble_http.post(PATH, json=body("apple " * 30_000, truncation="auto"))
+    assert alone.status_code == 400 and alone.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_verbosity_is_an_instruction(pebble_http: httpx.Client) -> None:
+    counts = [
+        ask(pebble_http, text={"verbosity": each}, max_output_tokens=1)["usage"]["input_tokens"]
+        for each in ("low", "medium", "high")
+    ]
+    assert counts[1] == ask(pebble_http, max_output_tokens=1)["usage"]["input_tokens"] < min(counts[0], counts[2])

@@ -12,8 +12,8 @@ from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from app.errors import ApiError
-from app.openai.request_models import turns
-from app.openai.responses_items import conversation
+from app.openai.chat_messages import turns
+from app.openai.responses_items import conversation, sealed
 from app.openai.responses_output import Output
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning
 from tests.app.folding import output_of
@@ -113,16 +113,12 @@ BAD: list[tuple[list[Any], str]] = [
     ([{"role": "user", "content": [{"type": "output_text", "text": "x"}]}], "input[0].content[0].type"),
     ([{"role": "user", "content": [{"type": "input_text", "text": 1}]}], "input[0].content[0].text"),
     ([{**said("user", "x"), "name": "Ana"}], "input[0].name"),
-    ([call("x")], "input[0]"),
-    ([gave("x")], "input[0].call_id"),
-    ([gave("x"), call("x")], "input[0].call_id"),
-    ([call("x"), gave("x"), gave("x")], "input[2].call_id"),
     ([call("x"), gave("x"), call("x"), gave("x")], "input[2]"),
-    ([call("x", name="a b"), gave("x")], "input[0].name"),
-    ([call("x", arguments="[]"), gave("x")], "input[0].arguments"),
-    ([call("x", arguments="{"), gave("x")], "input[0].arguments"),
+    ([call("x", name=5), gave("x")], "input[0].name"),
+    ([call("x", namespace=5), gave("x")], "input[0].namespace"),
+    ([call("x", arguments=5), gave("x")], "input[0].arguments"),
     ([call("x"), gave("x", 5)], "input[1].output"),
-    ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}], "input[0].summary"),
+    ([{"type": "reasoning", "summary": [{"type": "text", "text": "x"}]}], "input[0].summary[0].type"),
     ([{"type": "reasoning", "summary": [], "encrypted_content": "x"}], "input[0].encrypted_content"),
     ([ran("x", server_label="elsewhere")], "input[0]"),
     ([ran("x", error="x", output=None)], "input[0].error"),
@@ -136,6 +132,38 @@ def test_a_bad_item_is_named(items: list[Any], place: str) -> None:
         read(*items)
     assert refused.value.status == 400 and refused.value.param == place
     assert refused.value.message.startswith(place)
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([call("x")], ["ax", "tx"]),
+        ([call("x"), said("user", "?")], ["ax", "tx", "u"]),
+        ([gave("x")], ["u"]),
+        ([call("x"), gave("x"), gave("x")], ["ax", "tx", "u"]),
+        ([call("x", arguments="{"), gave("x")], ["ax", "tx"]),
+    ],
+)
+def test_the_gaps_of_a_history_are_filled(items: list[Json], expected: list[str]) -> None:
+    messages = read(said("user", "?"), *items)
+    assert shape(messages) == ["u", *expected]
+    assert turns(messages)
+
+
+def test_a_thought_is_read_by_its_content_by_what_encodes_it_or_by_its_summary() -> None:
+    forms: list[Json] = [
+        {"content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"encrypted_content": sealed("hm")},
+        {"summary": [{"type": "summary_text", "text": "hm"}]},
+    ]
+    for form in forms:
+        (turn,) = read({"type": "reasoning", "summary": [], **form}, said("assistant", "a"))
+        assert turn["reasoning_content"] == "hm"
+
+
+def test_a_call_of_a_namespace_has_both_names() -> None:
+    (turn, _) = read(call("x", name="run", namespace="mcp__shell"), gave("x"))
+    assert turn["tool_calls"][0]["function"]["name"] == "mcp__shell__run"
 
 
 @st.composite

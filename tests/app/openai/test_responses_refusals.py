@@ -34,11 +34,13 @@ BAD: list[tuple[Json, str, str]] = [
     ({"max_output_tokens": 10**6}, "max_output_tokens", "at most"),
     ({"temperature": 3}, "temperature", "2"),
     ({"top_p": 0}, "top_p", "greater than 0"),
-    ({"truncation": "auto"}, "truncation", "disabled"),
+    ({"truncation": "newest"}, "truncation", "disabled"),
+    ({"max_tool_calls": 0}, "max_tool_calls", "1 or more"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id", "stored response"),
     ({"metadata": {"a": 1}}, "metadata.a", "strings"),
     ({"metadata": {"a" * 65: "b"}}, "metadata", "64"),
     ({"metadata": {str(at): "b" for at in range(17)}}, "metadata", "16"),
-    ({"include": ["reasoning.encrypted_content"]}, "include", "logprobs"),
+    ({"include": ["file_search_call.results"]}, "include", "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs", "include"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options", "stream: true"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "none"),
@@ -50,15 +52,21 @@ BAD: list[tuple[Json, str, str]] = [
     ({"checker": {"type": "exact", "answer": "a"}}, "checker", "best_of_n"),
     ({"priority": 101}, "priority", "-100 to 100"),
     ({"deadline_s": 0}, "deadline_s", "above 0"),
-    ({"reasoning": {"effort": "none", "summary": "auto"}}, "reasoning.summary", "effort"),
-    ({"text": {"verbosity": "low"}}, "text.verbosity", "text.format"),
+    ({"reasoning": {"effort": "none", "summary": "long"}}, "reasoning.summary", "effort"),
+    ({"text": {"verbosity": "least"}}, "text.verbosity", "low"),
+    ({"text": {"style": "x"}}, "text.style", "text.format"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format", "json_schema"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing"),
     ({"text": {"format": {"type": "json_schema", "name": 5, "schema": {}}}}, "text.format.name", "string"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"$ref": "http://x/y"}}}}, "text.format",
      "text.format"),
     ({"tools": [5]}, "tools[0]", "type"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "mcp"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "searxng"),
+    ({"tools": [{"type": "web_search", "filters": {"allowed_domains": ["x"]}}]}, "tools[0].filters", "not supported"),
+    ({"tools": [{"type": "file_search"}]}, "tools[0].type", "mcp"),
+    ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0]", "namespace"),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f"}]}]}, "tools[0].tools[0]",
+     "function"),
     ({"tools": [{"type": ["function"]}]}, "tools[0].type", "mcp"),
     ({"tools": [{"type": "function"}]}, "tools[0].name", "letters"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function", "name"),
@@ -111,7 +119,11 @@ def test_the_official_client_raises_its_own_error(pebble_client: openai.OpenAI) 
 _texts = st.sampled_from(["hi", "", "ü\n"])
 _part = st.fixed_dictionaries({"type": st.sampled_from(["input_text", "output_text"]), "text": _texts | wild.small})
 _item = st.fixed_dictionaries(
-    {"type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "mcp_call", "x"])},
+    {
+        "type": st.sampled_from(
+            ["message", "function_call", "function_call_output", "reasoning", "mcp_call", "item_reference", "x"]
+        )
+    },
     optional={
         "role": st.sampled_from(["user", "assistant", "system"]) | wild.small,
         "content": _texts | st.lists(_part | wild.anything, max_size=2) | wild.small,
@@ -122,6 +134,8 @@ _item = st.fixed_dictionaries(
         "output": _texts | wild.small,
         "error": wild.anything,
         "summary": wild.small,
+        "namespace": wild.small,
+        "encrypted_content": wild.small,
         "status": st.sampled_from(["completed", "incomplete"]) | wild.small,
         "server_label": st.just("ponder") | wild.small,
     },
@@ -129,6 +143,10 @@ _item = st.fixed_dictionaries(
 _function = st.fixed_dictionaries(
     {"type": st.just("function"), "name": st.sampled_from(["f", "g", "", "ü"]) | wild.small},
     optional={"parameters": wild.schemas | wild.anything, "strict": wild.small, "description": wild.small},
+)
+_namespace = st.fixed_dictionaries(
+    {"type": st.just("namespace"), "name": st.sampled_from(["n", "", "n" * 70]) | wild.small},
+    optional={"tools": st.lists(_function | wild.anything, max_size=2), "description": wild.small},
 )
 _mcp = st.fixed_dictionaries(
     {"type": st.just("mcp"), "server_label": st.just("ponder"), "require_approval": st.just("never") | wild.small},
@@ -138,12 +156,17 @@ _fields: dict[str, Any] = {
     "input": _texts | st.lists(_item | wild.anything, max_size=4) | wild.anything,
     "instructions": _texts | wild.small,
     "previous_response_id": st.just("resp_0") | wild.small,
-    "tools": st.lists(_function | _mcp | wild.anything, max_size=3) | wild.anything,
+    "tools": st.lists(_function | _namespace | _mcp | wild.anything, max_size=3) | wild.anything,
     "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "name": "f"}]) | wild.anything,
     "parallel_tool_calls": wild.small,
-    "text": st.fixed_dictionaries({"format": wild.formats | wild.anything}) | wild.anything,
+    "text": st.fixed_dictionaries(
+        {"format": wild.formats | wild.anything}, optional={"verbosity": st.just("low") | wild.small}
+    )
+    | wild.anything,
     "reasoning": st.fixed_dictionaries({"effort": st.just("none") | wild.small}) | wild.anything,
-    "include": st.just(["message.output_text.logprobs"]) | wild.anything,
+    "include": st.just(["message.output_text.logprobs", "reasoning.encrypted_content"]) | wild.anything,
+    "max_tool_calls": st.integers(1, 2) | wild.small,
+    "truncation": st.just("auto") | wild.small,
     "top_logprobs": st.integers(0, 2) | wild.small,
     "metadata": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2) | wild.anything,
     "chat_template_kwargs": st.just({"enable_thinking": False}) | wild.anything,

@@ -156,3 +156,19 @@ def test_many_at_once_are_all_stored(ana: httpx.Client) -> None:
     assert len(made) == 8
     for answer in made:
         assert ana.get(f"{PATH}/{answer['id']}").json() == answer
+
+
+def test_a_reference_stands_for_a_stored_item_of_ones_own(ana: httpx.Client, bob: httpx.Client) -> None:
+    one = ask(ana, "one")
+    references = [{"type": "item_reference", "id": item["id"]} for item in one["output"]]
+    by_reference = ask(ana, [{"role": "user", "content": "one"}, *references, {"role": "user", "content": "two"}])
+    by_hand = ask(ana, [{"role": "user", "content": "one"}, *one["output"], {"role": "user", "content": "two"}])
+    assert by_reference["usage"]["input_tokens"] == by_hand["usage"]["input_tokens"]
+    kept = ana.get(f"{PATH}/{by_reference['id']}/input_items").json()["data"]
+    assert {item["type"] for item in kept} == {item["type"] for item in (*one["output"], {"type": "message"})}
+    error = refused(bob.post(PATH, json={"model": "default", "input": references}), 400)
+    assert error["param"] == "input[0].id"
+    assert ana.delete(f"{PATH}/{one['id']}").status_code == 200
+    assert ana.delete(f"{PATH}/{by_reference['id']}").status_code == 200
+    assert ana.delete(f"{PATH}/{by_hand['id']}").status_code == 200
+    refused(ana.post(PATH, json={"model": "default", "input": references}), 400)

@@ -204,3 +204,44 @@ def test_what_was_read_before_keeps_tools_from_writing() -> None:
     assert (tainted.outcomes["a"].kind == "denied" and "fetch" in tainted.outcomes["a"].text) or "approval" in (
         tainted.outcomes["a"].text
     )
+
+
+SHELL: Json = {
+    "type": "namespace", "name": "mcp__shell", "description": "A shell.",
+    "tools": [
+        {
+            "type": "function", "name": "run", "strict": True,
+            "parameters": {
+                "type": "object", "properties": {"line": {"enum": ["ls", "pwd"]}}, "required": ["line"],
+                "additionalProperties": False,
+            },
+        }
+    ],
+}  # fmt: skip
+
+
+def test_a_function_of_a_namespace_is_called_by_both_names(http: httpx.Client) -> None:
+    answer = stream(http, "List the files.", tools=[SHELL], tool_choice="required", parallel_tool_calls=False)
+    call = answer["output"][-1]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp__shell", "run")
+    assert json.loads(call["arguments"])["line"] in ("ls", "pwd")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "a.txt"}
+    again = ask(http, [{"role": "user", "content": "List the files."}, *answer["output"], result], tools=[SHELL])
+    assert again["usage"]["input_tokens"] > answer["usage"]["input_tokens"]
+
+
+def test_the_answer_after_the_servers_calls_fits_the_form(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN, there)
+    schema = {
+        "type": "object", "properties": {"n": {"enum": [391, 392]}}, "required": ["n"], "additionalProperties": False,
+    }  # fmt: skip
+    text = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+    answer = stream(http, tools=[served("calculate")], text=text, max_tool_calls=1)
+    assert answer["output"][0]["type"] == "mcp_call"
+    assert json.loads(answer["output"][-1]["content"][0]["text"])["n"] in (391, 392)
+
+
+def test_so_many_turns_call_as_max_tool_calls_allows(http: httpx.Client, plugin: Any) -> None:
+    plugin(PLUGIN, there)
+    answer = ask(http, "What is 23 * 17? And 40 * 2?", tools=[served("calculate")], max_tool_calls=1)
+    assert sum(item["type"] == "mcp_call" for item in answer["output"]) <= 1 and answer["max_tool_calls"] == 1
