@@ -311,8 +311,10 @@ def _choice(value: Any) -> Any:
     match value:
         case None | "auto" | "none" | "required":
             return value
-        case {"type": "function", "name": str(name), **more} if more.keys() <= {"namespace"}:
-            return {"type": "function", "function": {"name": qualified(more.get("namespace"), name)}}
+        case {"type": "function", "name": str(name), **more} if not more:
+            return {"type": "function", "function": {"name": name}}
+        case {"type": "function", "name": str(name), "namespace": str(namespace), **more} if not more:
+            return {"type": "function", "function": {"name": qualified(namespace, name)}}
     raise invalid("tool_choice", f"tool_choice is {value!r:.60}; accepted: {_CHOICES}.")
 
 

@@ -320,8 +320,9 @@ def _fed(place: _Place, matcher: Matcher, *, ended: bool) -> _Place:
 
 def _fed_answer(place: _Place, matcher: Matcher, ended: bool) -> _Place:
     """Returns the place after a token that the answer's matcher took."""
-    mode, kind = (Mode.ENDED, None) if ended else (Mode.ANSWER, "text")
-    return _Place(mode, kind, place.section, matcher=matcher, fed=True)
+    if ended:
+        return _Place(Mode.ENDED, None, place.section, matcher=matcher, fed=True)
+    return _Place(Mode.ANSWER, "text", place.section, matcher=matcher, fed=True)
 
 
 def _set(row: Row, tokens: Iterable[int]) -> None:
