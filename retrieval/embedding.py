@@ -1,11 +1,13 @@
 """Texts to vectors by a sentence-transformers model: whole texts for the dense index, their tokens for reranking.
 
-The default model comes with a package, so a machine without a network has it. Vectors have length 1.
+The default model comes with a package, so a machine without a network has it. Vectors have length 1. Some models were
+trained with a prompt before each query or passage ("query: …"); it is put there, but not before what `tokens` takes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -23,11 +25,21 @@ BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 Vectors = NDArray[np.float32]
 
 
+# Prompts by the names of models whose configurations do not have them, as their authors' cards tell them.
+_FAMILIES = (
+    (re.compile(r"\be5-(?:\w+-)*instruct\b"), ("Instruct: Find passages that answer the question\nQuery: ", "")),
+    (re.compile(r"\be5-(?:small|base|large)\b"), ("query: ", "passage: ")),
+    (re.compile(r"\bbge-(?:small|base|large)-en\b"), ("Represent this sentence for searching relevant passages: ", "")),
+)
+
+
 class Embedder(Protocol):
-    """The interface of an embedding model. `name` distinguishes vectors of different models."""
+    """The interface of an embedding model. `key` distinguishes stored vectors, by the model and its passages' prompt."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def key(self) -> str: ...
     @property
     def size(self) -> int: ...
     @property
@@ -40,7 +52,11 @@ class Embedder(Protocol):
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """(texts, size), each of length 1."""
+        """Of passages, (texts, size), each of length 1."""
+        ...
+
+    def embed_query(self, text: str) -> Vectors:
+        """Of a query, (1, size), of length 1."""
         ...
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
@@ -60,6 +76,11 @@ class SentenceEmbedder:
     @property
     def name(self) -> str:
         return self._model_name
+
+    @property
+    def key(self) -> str:
+        prompt = "" if self._model_name == BUNDLED else self._prompts[1]
+        return f"{self._model_name} with {prompt!r}" if prompt else self._model_name
 
     @property
     def size(self) -> int:
@@ -104,17 +125,36 @@ class SentenceEmbedder:
         )  # fmt: skip
         return [list(spans) for spans in encoded["offset_mapping"]]
 
+    @cached_property
+    def _prompts(self) -> tuple[str, str]:
+        """Returns what stands before a query and before a passage: as the model's configuration says, else its name."""
+        declared = {name: prompt for name, prompt in self._model.prompts.items() if prompt}
+        usual = declared.get(self._model.default_prompt_name or "", "")
+        query = declared.get("query", usual)
+        passage = next((declared[name] for name in ("document", "passage", "corpus") if name in declared), usual)
+        if declared:
+            return query, passage
+        name = Path(self._model_name).name.lower()
+        return next((prompts for pattern, prompts in _FAMILIES if pattern.search(name)), ("", ""))
+
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """(texts, size), each of length 1. A text longer than the model reads is the mean of its windows."""
-        if not texts:
-            return np.zeros((0, self.size), np.float32)
-        windows = [self._windows(text) for text in texts]
-        if len(windows) == 1 and len(windows[0]) == 1:
-            return self._one(texts[0])
+        """Of passages, (texts, size), each of length 1. A text longer than the model reads is the mean of its
+        windows."""
+        return self._embed(texts, self._prompts[1]) if texts else np.zeros((0, self.size), np.float32)
+
+    def embed_query(self, text: str) -> Vectors:
+        """Of a query, (1, size), of length 1."""
+        return self._embed([text], self._prompts[0])
+
+    def _embed(self, texts: Sequence[str], prompt: str) -> Vectors:
+        windows = [self._windows(text, prompt) for text in texts]
+        pooled = all(getattr(module, "include_prompt", True) for module in self._model)
+        if len(windows) == 1 and len(windows[0]) == 1 and pooled:
+            return self._one(prompt + texts[0])
         with self._lock:
             made = self._model.encode(
                 [part for parts in windows for part in parts], batch_size=self._batch, convert_to_numpy=True,
-                show_progress_bar=False,
+                show_progress_bar=False, prompt=prompt,
             )  # fmt: skip
         each = _unit(np.asarray(made, np.float32))  # in float32 for any dtype of the model
         if len(each) == len(texts):
@@ -123,21 +163,21 @@ class SentenceEmbedder:
         return _unit(np.add.reduceat(each, starts))
 
     def _one(self, text: str) -> Vectors:
-        """Encodes a query without `encode`'s batching: a fifth of the time."""
+        """Encodes a text without `encode`'s batching: a fifth of the time."""
         import torch
 
         model = self._model
         with self._lock, torch.inference_mode():
-            prompt = model.prompts.get(model.default_prompt_name or "") or ""
             features = {
                 name: each.to(model.device) if isinstance(each, torch.Tensor) else each
-                for name, each in model.preprocess([prompt + text]).items()
+                for name, each in model.preprocess([text]).items()
             }
             made = model(features)["sentence_embedding"]
         return _unit(made.float().cpu().numpy())
 
-    def _windows(self, text: str) -> list[str]:
+    def _windows(self, text: str, prompt: str) -> list[str]:
         room = (self._model.max_seq_length or 512) - 2  # its first and last token
+        room = max(1, room - len(self.pieces([prompt])[0])) if prompt else room
         if len(text) <= room:
             return [text]
         (spans,) = self.pieces([text])
@@ -150,7 +190,7 @@ class SentenceEmbedder:
             return []
         with self._lock:
             made = self._model.encode(
-                list(texts), batch_size=self._batch, output_value="token_embeddings", show_progress_bar=False
+                list(texts), batch_size=self._batch, output_value="token_embeddings", show_progress_bar=False, prompt=""
             )
         return [_unit(each.float().cpu().numpy()) for each in made]
 

@@ -86,7 +86,7 @@ class ToolRanker:
     def features(self, question: str, tools: Sequence[ToolSpec]) -> Vectors:
         """Returns (tools, 3): the cosine, MaxSim of the name's words, and 1 where the question lacks numbers."""
         asked = " ".join([question[:_MAX_LENGTH], *(f"({hint})" for sign, hint in _HINTS if sign.search(question))])
-        (whole,), (words,) = self._embedder.embed([asked]), self._words([asked])
+        (whole,), (words,) = self._embedder.embed_query(asked), self._words([asked])
         numbers = len(_NUMBER.findall(question))
         made = list[tuple[float, float, float]]()
         for tool, each in zip(tools, self._vectors(tools), strict=True):

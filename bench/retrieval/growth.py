@@ -33,7 +33,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 class GrowthRow:
     """An embedder with real queries, and with documents put together from real vectors."""
 
-    name = "grown"
+    name = key = "grown"
     leading = 1
 
     def __init__(self, real: Vectors, embedder: Embedder) -> None:
@@ -49,7 +49,10 @@ class GrowthRow:
         return [[word.span() for word in WORD.finditer(text)] for text in texts]
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        return self._embedder.embed(texts) if len(texts) == 1 else self.like(len(texts))
+        return self.like(len(texts))
+
+    def embed_query(self, text: str) -> Vectors:
+        return self._embedder.embed_query(text)
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
         return self._embedder.tokens(texts)

@@ -140,7 +140,7 @@ class Searcher:
         """
         text = _checked(query)
         clock = _Clock()
-        vector = self._embedder.embed([text])
+        vector = self._embedder.embed_query(text)
         clock.lap("embed")
         count = max(CANDIDATES, 2 * query.limit)
         with self._views.reading():

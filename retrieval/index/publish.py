@@ -61,12 +61,12 @@ class Publisher:
     def embed(self, documents: Sequence[Prepared], done: Callable[[set[bytes]], None] = lambda known: None) -> None:
         """Embed texts that no document had before. After each batch `done` gets the hashes that have vectors."""
         texts = dict(pair for each in documents for pair in each.by_hash)
-        known = self._store.chunks.known(self._embedder.name, list(texts))
+        known = self._store.chunks.known(self._embedder.key, list(texts))
         missing = sorted(texts.keys() - known, key=lambda digest: (len(texts[digest]), digest))  # little padding
         for at in range(0, len(missing), BATCH):
             some = missing[at : at + BATCH]
             vectors = self._embedder.embed([texts[digest] for digest in some])
-            self._store.chunks.put_vectors(self._embedder.name, some, vectors)
+            self._store.chunks.put_vectors(self._embedder.key, some, vectors)
             known |= set(some)
             done(known)
 

@@ -132,7 +132,7 @@ class Views:
     def _load_dense(self) -> tuple[DenseIndex, int]:
         try:
             about = read_record(self._folder / "dense.json")
-            if about["embedder"] != self._embedder.name:
+            if about["embedder"] != self._embedder.key:
                 return DenseIndex(self._embedder.size), -1
             index = DenseIndex.load(self._folder / about["file"], self._embedder.size, about["sha256"])
             return index, int(about["generation"])
@@ -172,7 +172,7 @@ class Views:
                 return
             name = f"dense-{self._dense_generation}.faiss"
             digest = self.dense.save(self._folder / name)
-            about = {"embedder": self._embedder.name, "generation": self._dense_generation}
+            about = {"embedder": self._embedder.key, "generation": self._dense_generation}
             write_record(self._folder / "dense.json", {**about, "file": name, "sha256": digest})  # now it counts
             self._saved, self._unsaved = self._dense_generation, 0
         for old in self._folder.glob("dense-*.faiss"):
@@ -255,11 +255,11 @@ class Views:
 
     def vectors(self, rows: Sequence[ChunkRow]) -> Vectors:
         """Of stored chunks, in order; missing vectors are embedded and stored."""
-        known = self._chunks.vectors(self._embedder.name, [row.hash for row in rows])
+        known = self._chunks.vectors(self._embedder.key, [row.hash for row in rows])
         texts = {row.hash: embedded_text(row.title, row.context, row.text) for row in rows if row.hash not in known}
         if texts:
             made = self._embedder.embed(list(texts.values()))
-            self._chunks.put_vectors(self._embedder.name, list(texts), made)
+            self._chunks.put_vectors(self._embedder.key, list(texts), made)
             known |= dict(zip(texts, made, strict=True))
         return np.stack([known[row.hash] for row in rows]) if rows else np.zeros((0, self._embedder.size), np.float32)
 

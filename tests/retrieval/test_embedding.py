@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -102,3 +104,53 @@ def test_a_layer_without_a_bias_packs_too() -> None:
     before = model(x)
     pack(model)
     torch.testing.assert_close(model(x), before)
+
+
+def small_model(folder: Path, prompts: dict[str, str] | None = None) -> str:
+    """A BERT with random weights over a few words, in the files that sentence-transformers reads."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", "query", "passage", "find", "the", "dam", "bees"]
+    (folder / "vocab.txt").write_text("\n".join(words), "utf-8")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=32, **shape)).save_pretrained(folder)
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    read = Transformer(str(folder), max_seq_length=32)
+    model = SentenceTransformer(modules=[read, Pooling(32)], device="cpu", prompts=prompts)
+    model.save(str(folder / "whole"))
+    return str(folder / "whole")
+
+
+def test_prompts_of_a_model_stand_before_its_queries_and_passages(tmp_path: Path) -> None:
+    plain = SentenceEmbedder(small_model(tmp_path / "plain"), device="cpu")
+    told = SentenceEmbedder(small_model(tmp_path / "told", {"query": "query: ", "document": "passage: "}), device="cpu")
+    dam, bees = "the dam", "the bees"
+    query, passages = plain.embed(["query: the dam"]), plain.embed(["passage: the dam", "passage: the bees"])
+    np.testing.assert_allclose(told.embed_query(dam), query, atol=1e-2)
+    np.testing.assert_allclose(told.embed([dam, bees]), passages, atol=1e-2)
+    np.testing.assert_allclose(told.embed([dam]), passages[:1], atol=1e-2)
+    assert np.abs(plain.embed_query(dam) - query).max() > 0.05, "without a prompt the vector is another"
+    np.testing.assert_allclose(told.tokens([dam])[0], plain.tokens([dam])[0], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "passage"),
+    [
+        ("e5-small-v2", "query: ", "passage: "),
+        ("multilingual-e5-base", "query: ", "passage: "),
+        ("bge-base-en-v1.5", "Represent this sentence for searching relevant passages: ", ""),
+        ("gte-small", "", ""),
+    ],
+)
+def test_a_family_that_declares_no_prompts_gets_those_of_its_card(
+    tmp_path: Path, name: str, query: str, passage: str
+) -> None:
+    (tmp_path / name).symlink_to(small_model(tmp_path / "model"))
+    named, plain = SentenceEmbedder(str(tmp_path / name)), SentenceEmbedder(str(tmp_path / "model" / "whole"))
+    np.testing.assert_allclose(named.embed_query("the dam"), plain.embed_query(f"{query}the dam"), atol=1e-2)
+    np.testing.assert_allclose(named.embed(["the dam"]), plain.embed([f"{passage}the dam"]), atol=1e-2)
+    assert (named.key == named.name) == (passage == ""), "vectors with a prompt are told from those without"

@@ -15,7 +15,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 
 
 class WordEmbedder:
-    name = "words-64"
+    name = key = "words-64"
     size = 64
     leading = 0
 
@@ -25,6 +25,9 @@ class WordEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         made = np.stack([sum(map(_vector, _words(text)), np.full(self.size, 1e-3, np.float32)) for text in texts])
         return np.asarray(made / np.linalg.norm(made, axis=1, keepdims=True), np.float32)
+
+    def embed_query(self, text: str) -> Vectors:
+        return self.embed([text])
 
     def tokens(self, texts: Sequence[str]) -> list[Vectors]:
         return [np.stack([_vector(piece.lower()) for piece in _PIECE.findall(text) or [""]]) for text in texts]
