@@ -28,6 +28,7 @@ MAX_HELD = 2000  # characters of a sentence that does not end: then it is cut at
 WIDEST = 3  # sentences of a source that may support one of the answer together
 Support = Literal["supported", "partial", "elsewhere", "unsupported", "plain"]
 IN_ORDER = 0.6  # of a sentence's content words, and of its pairs of neighbours, that stand in the span in their order
+BETTER = 0.1  # by how much another source must support a sentence better than those that it names, to be cited instead
 NEAR = 4  # content words of the span, within which neighbours of the sentence are neighbours
 Judge = Callable[[str, str], float]  # (claim, text) → how surely the text says it, 0 to 1
 
@@ -69,9 +70,9 @@ class Citation:
 class CheckedText:
     """A sentence of an answer without its labels; `space` is the white space that follows it.
 
-    `supported`: by a source it names, or by any if it names none. `elsewhere`: by another than it names. `partial`: a
-    source has its words, but not all of them or in another order. `unsupported`: none has. `plain`: it claims nothing,
-    as greetings and refusals do.
+    `supported`: by a source it names, or by any if it names none. `elsewhere`: by another than it names, or far better
+    by it. `partial`: a source has its words, but not all of them or in another order. `unsupported`: none has. `plain`:
+    it claims nothing, as greetings and refusals do.
     """
 
     text: str
@@ -158,11 +159,14 @@ class CitationChecker:
             return CheckedText(shown, "plain", (), space)
         by_label = {label: self._supports(label, claim) for label in self._sources}
         found = [each for label in dict.fromkeys(named) if (each := by_label.get(label))]
+        others = [each for label, each in by_label.items() if each and label not in named]
+        best = max(others, key=_rank, default=None)
+        held = max(found, key=_rank, default=None)
+        if best and held and _rank(best) > (held[1], held[0].score + BETTER):
+            held, found = None, []  # the better source is cited instead
         if whole := tuple(citation for citation, fully in found if fully):
             return CheckedText(shown, "supported", whole, space)
-        others = [each for label, each in by_label.items() if each and label not in named]
-        best = max(others, key=lambda each: (each[1], each[0].score), default=None)
-        if best and best[1]:
+        if best and best[1] and not held:
             return CheckedText(shown, "elsewhere" if named else "supported", (best[0],), space)
         if partly := tuple(citation for citation, _ in found or ([best] if best else [])):
             return CheckedText(shown, "partial", partly, space)
@@ -185,6 +189,11 @@ class CitationChecker:
             label, source.document, source.title, source.page(at), at, at + len(snippet), snippet, round(score, 3)
         )
         return citation, fully
+
+
+def _rank(supporting: tuple[Citation, bool]) -> tuple[bool, float]:
+    citation, fully = supporting
+    return fully, citation.score
 
 
 class _Held:

@@ -34,7 +34,7 @@ _FAMILIES = (
 
 
 class Embedder(Protocol):
-    """The interface of an embedding model. `key` distinguishes stored vectors, by the model and its passages' prompt."""
+    """The interface of an embedding model. `key` tells stored vectors apart: the model, and its prompt for passages."""
 
     @property
     def name(self) -> str: ...

@@ -109,10 +109,10 @@ class SentenceRanker:
         self._lock = threading.Lock()
 
     def rank(
-        self, question: str, found: Sequence[PromptSource], rarity: Rarity, limit: int = 5
+        self, question: str, found: Sequence[PromptSource], rarity: Rarity, limit: int | None = 5
     ) -> list[RankedSentence]:
-        """Returns the statements of `found` that answer best, the best first; none of a source without an identifier
-        that the question has."""
+        """Returns the statements of `found` that answer best, the best first, all of them without a `limit`; none of a
+        source without an identifier that the question has."""
         weights = {stem: rarity(stem) for stem in content(question)}
         (asked,) = self._embedder.tokens([question])
         shares = token_shares(question, self._embedder, weights)[: len(asked)]

@@ -115,17 +115,22 @@ class SourceShown(BaseModel):
 
 
 class CitationSources(BaseModel):
-    """Sources found for the question, before the answer begins. `none`: the model was not asked."""
+    """Sources found for the question, before the answer begins. `none`: the model was not asked; `nearest` are the
+    sentences that come nearest then, the nearest first, whose score is the probability that they answer.
+    """
 
     type: Literal["citation.sources"] = "citation.sources"
     verdict: Literal["answer", "partial", "none"]
     score: float
     questions: list[str]
     sources: list[SourceShown]
+    nearest: list[SourceShown] = []
 
 
 class CitationRef(BaseModel):
-    """Support of the sentence that is characters `start` to `end` of the answer."""
+    """Support of the sentence that is characters `start` to `end` of the answer. `answers`: the probability that what
+    it cites answers the question, too.
+    """
 
     type: Literal["citation.ref"] = "citation.ref"
     sentence: int
@@ -133,6 +138,7 @@ class CitationRef(BaseModel):
     end: int
     support: Literal["supported", "elsewhere", "partial", "unsupported", "plain"]
     citations: list[SourceShown]
+    answers: float | None = None
 
 
 class ToolCall(BaseModel):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.runs.events import AnswerChecking, CitationRef, CitationSources, SourceShown
 from retrieval import Query, layout, sources
-from retrieval.citations import CheckedText, CitationChecker, as_text
+from retrieval.citations import CheckedText, Citation, CitationChecker, as_text
 from retrieval.evidence import Verdict, investigate, verdict_of, weigh
 from retrieval.prompt_context import PromptSource
 from retrieval.query_rewriting import ResolvedQuestion, resolve
@@ -40,6 +40,7 @@ PARAGRAPH = "\n\n"  # between the sentences of an extractive answer
 MIN_ANSWER_LIMIT = 256  # tokens
 HELD_TOKENS, HELD_S = 40, 1.0  # of a sentence that is held back: from either on a reader is told
 TELL_EVERY_S = 1.0
+NEAREST = 2  # sentences that a refusal shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class RetrievedContext:
     questions: tuple[str, ...] = field(default=())
     quoted: tuple[RankedSentence, ...] = ()  # the answer, where it is extractive
     unanswered: tuple[str, ...] = ()  # parts of the question that no sentence answers, beside others that one does
+    ranked: tuple[RankedSentence, ...] = ()  # every sentence of the sources, for each part of the question
 
     def messages(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A chat with its sources before the first question, in one message with the instructions it begins with."""
@@ -75,7 +77,28 @@ class RetrievedContext:
                 )
                 for source in self.sources
             ],
+            nearest=[_cited(one) for one in self._nearest()] if self.verdict == "none" else [],
         )  # fmt: skip
+
+    def _nearest(self) -> list[RankedSentence]:
+        """Returns the sentences that come nearest to an answer, one of a source."""
+        by_source = dict[str, RankedSentence]()
+        for one in sorted(self.ranked, key=lambda one: -one.score):
+            by_source.setdefault(one.source.label, one)
+        return list(by_source.values())[:NEAREST]
+
+    def answers(self, cited: Sequence[Citation]) -> float | None:
+        """Returns the probability that what is cited answers the question."""
+        if not cited or not self.sources:
+            return None
+        found = (
+            one.probability
+            for one in self.ranked
+            for each in cited
+            if one.source.document == each.document
+            and one.source.start + one.start < each.end and each.start < one.source.start + one.end
+        )  # fmt: skip
+        return round(max(found, default=0.0), 3)
 
 
 async def retrieve_context(
@@ -118,23 +141,26 @@ def _retrieved(
     )  # fmt: skip
     shown = prompt_sources(found.hits)
     parts = question.parts()
+    ranked = [library.ranker.rank(part.text, shown, part.rarity(rarity), None) for part in parts]
+    every = tuple(one for some in ranked for one in some)
     if extractive:
         quoted = list[RankedSentence]()
         unanswered = list[str]()
-        for part in parts:
-            best = next(iter(library.ranker.rank(part.text, shown, part.rarity(rarity), 1)), None)
-            if best is None or best.probability < ANSWERS:
+        for part, some in zip(parts, ranked, strict=True):
+            if not some or some[0].probability < ANSWERS:
                 unanswered.append(part.asked)
-            elif not any(other.contains(best) for other in quoted):
-                quoted.append(with_context(part.text, best))
+            elif not any(other.contains(some[0]) for other in quoted):
+                quoted.append(with_context(part.text, some[0]))
         return RetrievedContext(
             tuple(shown), "answer" if quoted else "none", found.coverage, found.questions, tuple(quoted),
-            tuple(unanswered) if quoted else (),
+            tuple(unanswered) if quoted else (), every,
         )  # fmt: skip
     verdict = verdict_of(found.coverage)
     if verdict == "none" and any(verdict_of(covered(part.text, found.hits)) != "none" for part in parts):
         verdict = "partial"
-    return RetrievedContext(tuple(shown), verdict if shown else "none", found.coverage, found.questions)
+    return RetrievedContext(
+        tuple(shown), verdict if shown else "none", found.coverage, found.questions, ranked=every
+    )  # fmt: skip
 
 
 def quote(found: RetrievedContext) -> Iterable[tuple[str, CitationRef]]:
@@ -148,25 +174,31 @@ def quote(found: RetrievedContext) -> Iterable[tuple[str, CitationRef]]:
         support: Literal["supported", "plain"] = "supported" if cited else "plain"
         yield (
             text + PARAGRAPH if number < len(lines) else text,
-            CitationRef(sentence=number, start=start, end=end, support=support, citations=cited),
-        )
+            CitationRef(
+                sentence=number, start=start, end=end, support=support, citations=cited,
+                answers=cited[0].score if cited else None,
+            ),
+        )  # fmt: skip
         start = end + len(PARAGRAPH)
 
 
 def _quotation(one: RankedSentence) -> tuple[str, list[SourceShown]]:
+    return f"{one.shown} [{one.source.label}]", [_cited(one)]
+
+
+def _cited(one: RankedSentence) -> SourceShown:
     source, at = one.source, one.source.start + one.start
-    return f"{one.shown} [{source.label}]", [
-        SourceShown(
-            label=source.label, document=source.document, title=source.title, page=source.page(at), start=at,
-            end=source.start + one.end, text=one.text, score=round(one.probability, 3),
-        )
-    ]  # fmt: skip
+    return SourceShown(
+        label=source.label, document=source.document, title=source.title, page=source.page(at), start=at,
+        end=source.start + one.end, text=one.text, score=round(one.probability, 3),
+    )  # fmt: skip
 
 
 class CheckedAnswer:
     """An answer as it grows, let through sentence by sentence."""
 
     def __init__(self, found: RetrievedContext) -> None:
+        self._found = found
         self._checker = CitationChecker(found.sources)
         self._held_tokens = 0  # since the newest sentence was let through
         self._held_since: float | None = None
@@ -213,4 +245,5 @@ class CheckedAnswer:
                 )
                 for one in checked.citations
             ],
+            answers=self._found.answers(checked.citations),
         )  # fmt: skip

@@ -138,6 +138,15 @@ def test_a_wrong_label_is_put_right_and_said() -> None:
     assert supports("The dam of Orsk was begun in 1925 [S2].") == [("elsewhere", ["S1"])]
 
 
+def test_a_source_that_supports_a_sentence_far_better_is_cited_instead_of_the_named_one() -> None:
+    loose = "The old mill of Kel, restored, has nine large wheels of oak."
+    exact = "The old mill of Kel, restored, has nine large wheels of oak from Brenn."
+    both = [PromptSource(f"S{n}", n, "", 0, len(text), text, 0.5) for n, text in enumerate((loose, exact), 1)]
+    checker = CitationChecker(both)
+    (one,) = [*checker.feed("The old mill of Kel has nine large wheels of oak from Brenn [S1]."), *checker.finish()]
+    assert (one.support, [citation.label for citation in one.citations]) == ("elsewhere", ["S2"])
+
+
 def test_a_label_of_no_source_is_none() -> None:
     assert supports("The dam of Orsk was begun in 1925 [S9].") == [("elsewhere", ["S1"])]
 

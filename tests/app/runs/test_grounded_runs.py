@@ -10,6 +10,8 @@ import pytest
 from app.runs import rag
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext
 from retrieval import PromptSource
+from retrieval.sentence_ranking import RankedSentence
+from retrieval.spans import statements
 from tests.app.conftest import Server
 from tests.app.runs.test_runs import events
 
@@ -65,6 +67,7 @@ def test_a_small_model_is_spared_and_the_sentence_that_answers_is_quoted(ana: ht
     (ref,) = of_type(log, "citation.ref")
     (cited,) = ref["citations"]
     assert ref["support"] == "supported" and (ref["start"], ref["end"]) == (0, 42)
+    assert ref["answers"] == cited["score"] > 0.5
     assert cited["document"] == document and DAM[cited["start"] : cited["end"]] == cited["text"] == DAM[:37]
 
 
@@ -112,6 +115,32 @@ def test_what_is_not_in_the_documents_is_not_asked_of_the_model(ana: httpx.Clien
     assert of_type(log, "citation.sources")[0]["verdict"] == "none"
     assert of_type(log, "answer.done")[0]["text"] == REFUSAL and not of_type(log, "run.started")
     assert log[-1]["type"] == "run.completed" and log[-1]["usage"]["prompt_tokens"] == 0
+
+
+def test_a_refusal_shows_the_sentences_that_come_nearest_and_cites_none(ana: httpx.Client) -> None:
+    document = upload(ana, f"{DAM}\n\nThe mill of Kel has nine wheels.", "near.txt")
+    log = answered(ana, "what colour did the mayor paint the wheels of the tractor?")
+    (found,) = of_type(log, "citation.sources")
+    assert found["verdict"] == "none" and not of_type(log, "citation.ref")
+    nearest = found["nearest"][0]
+    assert nearest["document"] == document and nearest["text"] == "The mill of Kel has nine wheels."
+    assert nearest["score"] < 0.5 and found["sources"][0]["label"] == nearest["label"]
+
+
+def test_an_answer_shows_no_nearest_sentences(ana: httpx.Client) -> None:
+    upload(ana, DAM)
+    assert of_type(answered(ana, "when was the dam of Orsk finished?"), "citation.sources")[0]["nearest"] == []
+
+
+def test_a_supported_sentence_that_does_not_answer_is_told_from_one_that_does() -> None:
+    source = PromptSource("S1", 1, "Dam", 0, len(DAM), DAM, 1.0)
+    first, second = statements(DAM)
+    ranked = (RankedSentence(source, (first,), 1.2, 0.91), RankedSentence(source, (second,), 0.3, 0.07))
+    answer = CheckedAnswer(RetrievedContext((source,), "answer", 0.9, ranked=ranked))
+    shown = [ref for _, ref in [*answer.feed(f"{DAM} It has nine green towers."), *answer.finish()]]
+    assert [(ref.support, ref.answers) for ref in shown] == [
+        ("supported", 0.91), ("supported", 0.07), ("unsupported", None),
+    ]  # fmt: skip
 
 
 def test_nobody_is_answered_from_the_documents_of_another(ana: httpx.Client, bob: httpx.Client) -> None:

@@ -111,13 +111,14 @@ export interface AnswerDone {
   outcome: "answered" | "unknown";
 }
 
-/** Sources found for the question, before the answer begins. `none`: the model was not asked. */
+/** Sources found for the question, before the answer begins. `none`: the model was not asked; `nearest` came nearest. */
 export interface CitationSources {
   type: "citation.sources";
   verdict: "answer" | "partial" | "none";
   score: number;
   questions: string[];
   sources: SourceShown[];
+  nearest?: SourceShown[]; // answers kept by earlier versions have none
 }
 
 /** Support of the sentence that is characters `start` to `end` of the answer. */
@@ -128,6 +129,7 @@ export interface CitationRef {
   end: number;
   support: "supported" | "elsewhere" | "partial" | "unsupported" | "plain";
   citations: SourceShown[];
+  answers?: number | null; // the probability that what is cited answers the question, too
 }
 
 /** A call of the model's, complete; what becomes of it is one `tool.result` or `tool.error` with the same id. */

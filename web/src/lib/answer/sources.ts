@@ -13,7 +13,10 @@ export interface Mark {
   readonly end: number;
   readonly support: CitationRef["support"];
   readonly citations: readonly SourceShown[];
+  readonly beside?: boolean; // what is cited hardly answers the question
 }
+
+const ANSWERS = 0.5; // the probability from which on the server quotes a sentence as the answer
 
 /** Where in `text` its code point number `points` is, counted on from `known`, a place that is known already. */
 function place(text: string, points: number, known: { points: number; at: number }): { points: number; at: number } {
@@ -32,7 +35,8 @@ export function markOf(text: string, ref: CitationRef): Mark {
     ref.support === "unsupported" ? " [unsupported]" : ref.citations.map((each) => ` [${each.label}]`).join("");
   const labelled = text.slice(start.at, end).endsWith(labels);
   const from = labelled ? end - labels.length : end;
-  return { start: start.at, from, end, support: ref.support, citations: ref.citations };
+  const beside = (ref.answers ?? 1) < ANSWERS;
+  return { start: start.at, from, end, support: ref.support, citations: ref.citations, beside };
 }
 
 /** A passage in three pieces, the middle one being what is cited; all of it where nothing larger was found. */

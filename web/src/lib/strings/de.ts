@@ -321,6 +321,8 @@ export const de: Strings = {
     `Quelle ${n} sagt das nur zum Teil: ${place(title, page)}`,
   unsupported: "ohne Quelle",
   unsupportedLong: "Keine der Quellen sagt das",
+  beside: "beantwortet es wohl nicht",
+  besideLong: "Eine Quelle sagt das, doch es scheint die Frage nicht zu beantworten",
   page: (n: number) => `Seite ${n}`,
   passage: (title: string) => `Stelle aus ${title}`,
   passageText: "Die Stelle",

@@ -311,6 +311,8 @@ export const en = {
     `Source ${n} says this only in part: ${place(title, page)}`,
   unsupported: "no source",
   unsupportedLong: "None of the sources says this",
+  beside: "may not answer",
+  besideLong: "A source says this, but it does not seem to answer the question",
   page: (n: number) => `page ${n}`,
   passage: (title: string) => `Passage of ${title}`,
   passageText: "The passage",

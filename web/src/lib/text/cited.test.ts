@@ -82,6 +82,16 @@ test("a sentence's mark is a button for each source, with its title made safe", 
   expect(insertsOf([{ ...mark, support: "unsupported", citations: [] }])[0]?.html).toContain("no source");
 });
 
+test("a sentence that a source supports, but that hardly answers, says so behind its sources", () => {
+  const ref: CitationRef = {
+    type: "citation.ref", sentence: 1, start: 0, end: 9, support: "supported", citations: [source("S1")],
+  };
+  const shown = (answers: number | null): string => insertsOf([markOf("One. [S1]", { ...ref, answers })])[0]?.html ?? "";
+  expect(shown(0.12)).toMatch(/<\/button><span class="cite none"[^>]*>may not answer<\/span>$/);
+  expect(shown(0.8)).toMatch(/<\/button>$/);
+  expect(shown(null)).toMatch(/<\/button>$/);
+});
+
 test("marks of a part of the answer are counted from where it begins", () => {
   const inserts = [4, 14, 24].map((to) => ({ from: to - 2, to, html: `${to}` }));
   expect(within(inserts, 10, 20)).toEqual([{ from: 2, to: 4, html: "14" }]);

@@ -6,13 +6,15 @@ import { strings } from "../strings";
 /** What stands in for the labels that the server wrote; nothing for a sentence that needs no source. */
 export function insertsOf(marks: readonly Mark[]): Insert[] {
   return marks.flatMap((mark, i) => {
-    const html = mark.support === "unsupported" ? UNSUPPORTED : buttons(mark, i);
+    const html = mark.support === "unsupported" ? UNSUPPORTED : buttons(mark, i) + (mark.beside ? BESIDE : "");
     return html === "" ? [] : [{ from: mark.from, to: mark.end, html }];
   });
 }
 
 const UNSUPPORTED =
   `<span class="cite none" title="${escape(strings.unsupportedLong)}">${escape(strings.unsupported)}</span>`;
+
+const BESIDE = `<span class="cite none" title="${escape(strings.besideLong)}">${escape(strings.beside)}</span>`;
 
 function buttons({ citations, support }: Mark, mark: number): string {
   const named = { elsewhere: strings.citeElsewhere, partial: strings.citePartial };
