@@ -255,6 +255,35 @@ def _ranked(
         "refused_though_there": float(np.mean([p < ANSWERS for p, _ in first])),
         "answered_when_removed": float(np.mean([bool(r) and r[0][0] >= ANSWERS for r in gone])),
         "p50_ms": float(np.median(seconds) * 1e3),
+        "risk_coverage": _risk_coverage(first, [r[0][0] if r else 0.0 for r in gone]),
+    }
+
+
+BARS = 40  # of the probability, evenly from 0 to 1
+REFUSED = 0.05  # at most, of questions whose answer is there
+
+
+def _risk_coverage(first: Sequence[tuple[float, bool]], gone: Sequence[float]) -> Json:
+    """Returns the cost of each bar of the probability (El-Yaniv and Wiener 2010).
+
+    Coverage is the share of questions that get an answer, risk the share of wrong ones among these. `chosen` is the
+    highest bar that refuses at most `REFUSED`.
+    """
+    p, ok, removed = np.array([p for p, _ in first]), np.array([right for _, right in first]), np.array(gone)
+
+    def at(bar: float) -> dict[str, float]:
+        given = p >= bar
+        return {
+            "bar": round(bar, 4),
+            "coverage": float(given.mean()),
+            "risk": float((~ok & given).sum() / max(1, given.sum())),
+            "answered_when_removed": float((removed >= bar).mean()),
+        }
+
+    return {
+        "curve": [at(step / BARS) for step in range(BARS + 1)],
+        "chosen": at(float(np.sort(p)[int(REFUSED * len(p))])),
+        "used": at(ANSWERS),
     }
 
 

@@ -73,7 +73,9 @@ def tables(made: Json) -> str:
 
 
 def draw(made: Json) -> None:
-    """The evidence curve, and search as it grows."""
+    """The evidence curve, risk against coverage of sentences, and search as it grows."""
+    if "sentences" in made:
+        draw_risk(made["sentences"])
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,6 +101,29 @@ def draw(made: Json) -> None:
     axes.set(xscale="log", yscale="log", xlabel="chunks", ylabel="ms", title="Search as it grows")
     axes.legend()
     _save(figure, "retrieval-growth.png")
+
+
+def draw_risk(sentences: Json) -> None:
+    """Draws risk against coverage of answers that are sentences, and what of the removed is answered."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), sharex=True)
+    names = {"xquad": "XQuAD", "xquad_among_others": "among 2,000 others", "essays": "essays of our own"}
+    for (key, name), color in zip(names.items(), ("#2f5d50", "#b4552d", "#5a6c9c"), strict=True):
+        made = sentences[key]["risk_coverage"]
+        for axes, what in ((left, "risk"), (right, "answered_when_removed")):
+            axes.plot(
+                [at["coverage"] for at in made["curve"]], [at[what] for at in made["curve"]], color=color, label=name
+            )
+            axes.plot(made["used"]["coverage"], made["used"][what], "o", color=color)
+    left.set(xlabel="answered, of those with an answer", ylabel="wrong sentence, of the answered", title="Risk")
+    right.set(xlabel="answered, of those with an answer", ylabel="answered", title="The answer is taken away")
+    left.legend()
+    _save(figure, "risk-coverage.png")
 
 
 def _save(figure: Any, name: str) -> None:  # Any: matplotlib is imported late
