@@ -1,0 +1,1 @@
+"""Readers of quantised checkpoints; see README.md. Import from the modules."""
