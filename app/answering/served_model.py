@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from app.config import DEFAULT_NAME
 from app.errors import invalid
 from engine.errors import ContextLengthExceeded
-from engine.model.loader import Weights
+from engine.model.quantization.checkpoint import open_weights
 from engine.params import Sampling
 from engine.tool_parsers import ToolPlan, choose_parser
 from engine.tool_parsers.base import line_breaks
@@ -70,7 +70,7 @@ class ServedModel:
     @cached_property
     def parameters(self) -> int:
         """Number of weights in the model."""
-        return Weights(self.engine.model_path).parameters()
+        return open_weights(self.engine.model_path).parameters()
 
     async def chat_tokens(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()

@@ -156,8 +156,11 @@ def fingerprint(path: Path) -> bytes:
     them.
     """
     digest = hashlib.blake2b(digest_size=16)
-    digest.update((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    files = [path]  # a GGUF file
+    if path.is_dir():
+        digest.update((path / "config.json").read_bytes())
+        files = sorted(path.glob("*.safetensors"))
+    for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}".encode())
         with file.open("rb") as weights:

@@ -31,8 +31,9 @@ from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of,
 from engine.model.gpu_limits import limits_for
 from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_
 from engine.model.linear import Dense, Packing, pack
-from engine.model.loader import Weights, read_json
+from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
+from engine.model.quantization.checkpoint import open_weights, read_config
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 
@@ -280,7 +281,7 @@ def load_decoder(
     deterministic: bool = False,
     packing: Packing | None = None,
 ) -> Decoder:
-    """Loads the decoder of a model directory (see `loader.resolve`), with weights in `dtype` on `device`.
+    """Loads the decoder of a checkpoint (see `loader.resolve`), with weights in `dtype` on `device`.
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
     or "auto", which takes our own where they run the model. `quantization` rounds weights at load: to int8 with AMX, to
@@ -292,7 +293,7 @@ def load_decoder(
         InvalidParameter: `quantization` on a CPU where the AMX kernels do not run the model, or in float32 on CUDA.
         CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
     """
-    config = read_json(path / "config.json")
+    config = read_config(path)
     family = family_of(config)
     spec, names = family.spec(config), family.names(config)
     if max_model_len is not None and max_model_len > spec.max_position_embeddings:
@@ -300,7 +301,7 @@ def load_decoder(
             f"max_model_len is {max_model_len}, but {path.name} supports at most "
             f"{spec.max_position_embeddings} positions (max_position_embeddings)."
         )
-    weights = Weights(path)
+    weights = open_weights(path)
     decoder = Decoder(
         spec,
         names,

@@ -1,4 +1,4 @@
-"""Model directories in Hugging Face format: finding one, reading its JSON, and handing out its tensors one at a time.
+"""Checkpoints: finding one, reading the JSON of a Hugging Face directory, and handing out tensors one at a time.
 
 Knows nothing of architectures, only names and shapes. The idea: any fault of a directory is found here and reported
 once, as a CheckpointError that names the file and the remedy; and no more than one tensor is in memory beyond what its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor  # only readers of weights need it
 
+    from engine.model.quantized_weight import AffineWeight
+
 WANTED_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a hub repository; not its .bin or .gguf versions
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -29,19 +32,29 @@ Json = Mapping[str, Any]  # Any: the JSON of foreign tools; every field is check
 
 
 def resolve(model: str) -> Path:
-    """Returns the directory of `model`: a directory itself, or a Hugging Face hub name, downloaded (or found in hub's
-    cache).
+    """Returns the place of `model`: a directory itself, a GGUF file or the only one of a directory, or a Hugging Face
+    hub name, downloaded (or found in hub's cache).
 
     Raises:
         CheckpointError: there is no such directory or repository, it cannot be reached, or it holds no config.json.
     """
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if (path / "config.json").is_file():
+            return path
+        files = sorted(each for each in path.glob("*.gguf") if each.is_file())
+        if len(files) > 1:
+            names = ", ".join(each.name for each in files[:3])
+            raise CheckpointError(f"{path} has {len(files)} GGUF files ({names}, …); give one of them.")
+        if not files:
             raise CheckpointError(_no_config(path))
+        return files[0]
+    if path.is_file() and is_gguf(path):
         return path
     if path.exists():
-        raise CheckpointError(f"{model!r} is a file; give the directory that holds config.json and *.safetensors.")
+        raise CheckpointError(
+            f"{model!r} is a file; give the directory that holds config.json and *.safetensors, or a .gguf file."
+        )
     if model.count("/") > 1 or model.startswith((".", "/", "~")) or not model:
         raise CheckpointError(
             f"there is no directory {model!r}; give a model directory or a hub name such as 'Qwen/Qwen3-0.6B'."
@@ -50,6 +63,11 @@ def resolve(model: str) -> Path:
     if not (path / "config.json").is_file():
         raise CheckpointError(_no_config(path))
     return path
+
+
+def is_gguf(place: Path) -> bool:
+    """Returns whether a place that `resolve` gave is a GGUF file, and not a directory."""
+    return place.suffix.lower() == ".gguf" and place.is_file()
 
 
 def _no_config(path: Path) -> str:
@@ -115,86 +133,39 @@ def read_json(path: Path, *, required: bool = True) -> Json:
     return value
 
 
-class Weights:
-    """The tensors of a model directory: `model.safetensors`, or the shards that its index names.
+class Weights(ABC):
+    """The tensors of a checkpoint by the names that Hugging Face's have, whatever its files.
 
     `take` remembers the tensors read, so that `check_all_used` finds unused ones.
-
-    Raises:
-        CheckpointError: no weights, a shard that the index names is missing, or a file is truncated.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._files: dict[str, Any] = {}  # Any: safe_open has no exported type
-        self._file_of: dict[str, str] = {}
+    def __init__(self, place: Path) -> None:
+        self.place = place
         self._taken: set[str] = set()
-        if (directory / INDEX).is_file():
-            self._open_shards()
-        elif (directory / SINGLE).is_file():
-            self._file_of = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
-        else:
-            other = sorted(p.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for p in directory.glob(pattern))
-            hint = f" It has {other[0]}: convert it to safetensors first." if other else " Download the model again."
-            raise CheckpointError(f"{directory} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
 
-    def _open_shards(self) -> None:
-        index = read_json(self.directory / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-            raise CheckpointError(f"{self.directory / INDEX} has no 'weight_map' from tensors to files.")
-        for shard in sorted(set(index.values())):
-            if Path(shard).name != shard:
-                raise CheckpointError(f"{self.directory / INDEX} names {shard!r}, which is outside the directory.")
-            if not (self.directory / shard).is_file():
-                raise CheckpointError(f"{self.directory / shard} is missing, but {INDEX} names it; download it again.")
-            held = set(self._open(shard).keys())
-            for name in (name for name, file in index.items() if file == shard):
-                if name not in held:
-                    raise CheckpointError(f"{self.directory / shard} lacks tensor {name!r}, which {INDEX} says it has.")
-                self._file_of[name] = shard
-
-    def _open(self, file: str) -> Any:
-        try:
-            handle = self._files[file] = safe_open(self.directory / file, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{self.directory / file} is not a whole safetensors file ({error}); was the download cut short?"
-            ) from error
-        return handle
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
+    @abstractmethod
     def names(self) -> Iterable[str]:
         """Returns every tensor's name."""
-        return self._file_of.keys()
 
+    @abstractmethod
     def parameters(self) -> int:
         """Returns the number of elements of all tensors together."""
-        slices = (self._files[file].get_slice(name) for name, file in self._file_of.items())
-        return sum(math.prod(each.get_shape()) for each in slices)
 
+    @abstractmethod
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Reads one tensor, in the dtype of the file, on the CPU.
+        """Reads one tensor as floats of 16 or 32 bits, on the CPU; a quantised one is dequantised.
 
         Raises:
-            CheckpointError: missing, of another shape, or not a floating-point tensor of 16 bits or more.
+            CheckpointError: missing, of another shape, or of a type that is not read.
         """
-        if name not in self._file_of:
-            raise CheckpointError(f"{self.directory}: tensor {name!r} is missing from the weights.")
-        handle = self._files[self._file_of[name]]
-        meta = handle.get_slice(name)
-        found = tuple(meta.get_shape())
-        if found != shape:
-            raise CheckpointError(f"{self.directory}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
-        if meta.get_dtype() not in FLOATS:
-            raise CheckpointError(
-                f"{self.directory}: tensor {name!r} is stored as {meta.get_dtype()}; only "
-                f"{', '.join(sorted(FLOATS))} are supported. Use the unquantised checkpoint."
-            )
-        self._taken.add(name)
-        tensor: Tensor = handle.get_tensor(name)
-        return tensor.float() if meta.get_dtype() == "F64" else tensor
+
+    def take_quantized(self, name: str, shape: tuple[int, ...]) -> AffineWeight | None:
+        """Reads the same tensor (out, in) as codes with scales; None where the checkpoint has it otherwise.
+
+        Raises:
+            CheckpointError: as `take`.
+        """
+        return None
 
     def check_all_used(self, ignored: tuple[str, ...]) -> None:
         """Refuses a checkpoint with unread tensors: the model would differ from the trained one.
@@ -207,12 +178,84 @@ class Weights:
         """
         rest = sorted(
             name
-            for name in self._file_of
+            for name in self.names()
             if name not in self._taken and not name.startswith(ignored) and not name.endswith("rotary_emb.inv_freq")
         )
         if rest:
             raise CheckpointError(
-                f"{self.directory}: {len(rest)} tensors are not part of this architecture "
+                f"{self.place}: {len(rest)} tensors are not part of this architecture "
                 f"({', '.join(rest[:3])}{', …' if len(rest) > 3 else ''}); the configuration and the "
                 "weights do not belong together."
             )
+
+
+class SafetensorsWeights(Weights):
+    """The tensors of a model directory: `model.safetensors`, or the shards that its index names.
+
+    Raises:
+        CheckpointError: no weights, a shard that the index names is missing, or a file is truncated.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._files: dict[str, Any] = {}  # Any: safe_open has no exported type
+        self._file_of: dict[str, str] = {}
+        if (directory / INDEX).is_file():
+            self._open_shards()
+        elif (directory / SINGLE).is_file():
+            self._file_of = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+        else:
+            other = sorted(p.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for p in directory.glob(pattern))
+            hint = f" It has {other[0]}: convert it to safetensors first." if other else " Download the model again."
+            raise CheckpointError(f"{directory} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
+
+    def _open_shards(self) -> None:
+        index = read_json(self.place / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            raise CheckpointError(f"{self.place / INDEX} has no 'weight_map' from tensors to files.")
+        for shard in sorted(set(index.values())):
+            if Path(shard).name != shard:
+                raise CheckpointError(f"{self.place / INDEX} names {shard!r}, which is outside the directory.")
+            if not (self.place / shard).is_file():
+                raise CheckpointError(f"{self.place / shard} is missing, but {INDEX} names it; download it again.")
+            held = set(self._open(shard).keys())
+            for name in (name for name, file in index.items() if file == shard):
+                if name not in held:
+                    raise CheckpointError(f"{self.place / shard} lacks tensor {name!r}, which {INDEX} says it has.")
+                self._file_of[name] = shard
+
+    def _open(self, file: str) -> Any:
+        try:
+            handle = self._files[file] = safe_open(self.place / file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{self.place / file} is not a whole safetensors file ({error}); was the download cut short?"
+            ) from error
+        return handle
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def names(self) -> Iterable[str]:
+        return self._file_of.keys()
+
+    def parameters(self) -> int:
+        slices = (self._files[file].get_slice(name) for name, file in self._file_of.items())
+        return sum(math.prod(each.get_shape()) for each in slices)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if name not in self._file_of:
+            raise CheckpointError(f"{self.place}: tensor {name!r} is missing from the weights.")
+        handle = self._files[self._file_of[name]]
+        meta = handle.get_slice(name)
+        found = tuple(meta.get_shape())
+        if found != shape:
+            raise CheckpointError(f"{self.place}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
+        if meta.get_dtype() not in FLOATS:
+            raise CheckpointError(
+                f"{self.place}: tensor {name!r} is stored as {meta.get_dtype()}; only "
+                f"{', '.join(sorted(FLOATS))} are supported. Use the unquantised checkpoint."
+            )
+        self._taken.add(name)
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor.float() if meta.get_dtype() == "F64" else tensor

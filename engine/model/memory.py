@@ -16,14 +16,17 @@ from engine.errors import InvalidParameter
 from engine.families import family_of
 from engine.kernels.quantized import GROUP
 from engine.model.linear import default_dtype
-from engine.model.loader import read_json, resolve
+from engine.model.loader import is_gguf, resolve
 from engine.model.model_spec import ModelSpec
+from engine.model.quantization.checkpoint import open_weights, read_config
 
 MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
 
 def weight_bytes(path: Path, dtype: torch.dtype) -> int:
     """Returns about how many bytes the weights take in memory: checkpoints usually have 16 bits."""
+    if is_gguf(path):
+        return open_weights(path).parameters() * dtype.itemsize  # quantised ones are dequantised at load
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
 
 
@@ -107,7 +110,7 @@ def needs_of(config: EngineConfig) -> Needs:
     device = find_device(config.device)
     dtype = find_dtype(config.dtype, device)
     path = resolve(config.model)
-    json = read_json(path / "config.json")
+    json = read_config(path)
     spec = family_of(json).spec(json)
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     return Needs(

@@ -23,7 +23,9 @@ from tokenizers import AddedToken
 from engine.errors import ChatTemplateError, CheckpointError, ContextLengthExceeded
 from engine.model.chat_template import ChatTemplate
 from engine.model.detokenizer import Detokenizer
-from engine.model.loader import Json, read_json
+from engine.model.loader import Json, is_gguf, read_json
+from engine.model.quantization.gguf_file import GgufFile
+from engine.model.quantization.gguf_tokenizer import tokenizer_of
 
 # Tokens that some checkpoints do not mark as special, but that steer a model all the same.
 TAGS = re.compile(r"<[|｜].*[|｜]>|</?(think|tool_calls?|tool_responses?|tools)>|\[/?(INST|TOOL_\w+)\]")
@@ -72,11 +74,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Loads the tokenizer of a model directory.
+        """Loads the tokenizer of a model directory or a GGUF file.
 
         Raises:
-            CheckpointError: there is no tokenizer.json, or it cannot be read.
+            CheckpointError: there is none, or it cannot be read.
         """
+        if is_gguf(path):
+            return cls(*tokenizer_of(GgufFile(path)))
         file = path / "tokenizer.json"
         if not file.is_file():
             found = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).is_file()]

@@ -154,7 +154,8 @@ def _iq4_xs(blocks: Tensor) -> _Codes:
 
 def _mxfp4(blocks: Tensor) -> _Codes:
     # 2**(e - 128), half of an E8M0 scale; the two smallest exponents are subnormal as float32
-    scales = torch.ldexp(torch.ones(1), blocks[:, :1].int() - 128)
+    exponents = blocks[:, :1].int() - 128
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents)
     return _looked_up(_nibbles(blocks[:, 1:]), _E2M1), scales, None
 
 
