@@ -145,7 +145,7 @@ def _about(config: Mapping[str, Any]) -> ModelInfo:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a GGUF file has none beside it
         return {}
     except (OSError, ValueError) as error:
         from engine.errors import CheckpointError

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -58,8 +60,15 @@ class RandomWeights(Weights):
     """Random weights for any request: matrices that keep the size of their input, norms around 1."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(Path("random"))
         self._device, self._dtype = device, dtype
         self._generator = torch.Generator(device).manual_seed(1)
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+    def parameters(self) -> int:
+        return 0
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         made = torch.empty(shape, device=self._device, dtype=self._dtype)

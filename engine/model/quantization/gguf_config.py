@@ -14,6 +14,7 @@ from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.model.loader import Json
 from engine.model.quantization.gguf_file import GgufFile, Value
 
+MAX_HEAD_DIM = 8192
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -214,6 +215,11 @@ def config_of(file: GgufFile) -> Json:
         raise CheckpointError(f"{file.path}: token_embd.weight is missing, or no matrix.")
     hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = metadata.integer("attention.key_length", max(1, hidden // heads))
+    if head_dim > MAX_HEAD_DIM:
+        raise metadata.refuse(f"{metadata.architecture}.attention.key_length", head_dim, f"up to {MAX_HEAD_DIM}")
+    if metadata.integer("block_count") > len(file.tensors):  # before a list of so many is made
+        blocks = metadata.integer("block_count")
+        raise metadata.refuse(f"{metadata.architecture}.block_count", blocks, f"layers of {len(file.tensors)} tensors")
     value_dim = metadata.integer("attention.value_length", head_dim)
     if value_dim != head_dim:
         raise metadata.refuse(f"{metadata.architecture}.attention.value_length", value_dim, f"{head_dim}, as of keys")

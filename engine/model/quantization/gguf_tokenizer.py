@@ -89,8 +89,9 @@ class _Vocabulary:
 
     def _byte_level(self) -> dict[str, Any]:
         merges = []
-        for merge in self._list("merges", str):
-            first, _, second = merge.partition(" ")
+        for merge in self._list("merges", str) if "tokenizer.ggml.merges" in self._metadata else ():
+            cut = merge.find(" ", 1)
+            first, second = merge[: max(0, cut)], merge[cut + 1 :]
             if f"{first}{second}" not in self._ids or first not in self._ids or second not in self._ids:
                 raise self._refuse("merges", f"a list with {merge[:100]!r}", "pairs of tokens that make a token")
             merges.append([first, second])
@@ -170,6 +171,8 @@ class _Vocabulary:
         config: dict[str, Any] = {ours: self._token(theirs) for ours, theirs in names.items()}
         bos = self._get("add_bos_token", bool, self._kind == "llama" or self._pre in _WHOLE_WORDS)
         config["add_bos_token"] = bos
+        if self._get("add_eos_token", bool, False):
+            raise self._refuse("add_eos_token", True, "False: a prompt is continued, not ended")
         templates = {
             key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default": value
             for key, value in self._metadata.items()

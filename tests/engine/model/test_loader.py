@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import SUPPORTED, family_of
 from engine.model.decoder import load_decoder
-from engine.model.loader import Weights, read_json, resolve
+from engine.model.loader import SafetensorsWeights, read_json, resolve
 from engine.model.model_spec import ModelSpec
 
 CONFIG: dict[str, Any] = {
@@ -253,7 +253,7 @@ def test_optional_json_may_be_missing_but_not_broken(tmp_path: Path) -> None:
 
 
 def test_weights_remember_what_nobody_took(model: Path) -> None:
-    weights = Weights(model)
+    weights = SafetensorsWeights(model)
     weights.take("model.norm.weight", (16,))
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         weights.check_all_used(())

@@ -14,7 +14,7 @@ from engine.errors import CheckpointError
 from engine.families import family_of
 from engine.model.attention import reference
 from engine.model.decoder import Decoder, load_decoder
-from engine.model.loader import Weights, read_json
+from engine.model.loader import SafetensorsWeights, read_json
 from engine.model.model_spec import ModelSpec, Rope
 from tests.engine.model import tiny
 from tests.engine.model.conftest import LENGTHS, SHARED, Case, make_case
@@ -64,7 +64,7 @@ def test_reference_attention_gives_the_same_logits(own_cases: Any, name: str) ->
     slow = Decoder(
         family.spec(config),
         family.names(config),
-        Weights(case.path),
+        SafetensorsWeights(case.path),
         dtype=torch.float32,
         device=torch.device("cpu"),
         attend=reference,
@@ -131,7 +131,7 @@ def test_dropping_a_feature_breaks_parity(own_cases: Any, name: str, feature: st
     without = replace(spec, **(change(spec) if callable(change) else change))
     assert without != spec, f"{name} has no {feature} to drop"
     decoder = Decoder(
-        without, family.names(config), Weights(case.path), dtype=torch.float32, device=torch.device("cpu")
+        without, family.names(config), SafetensorsWeights(case.path), dtype=torch.float32, device=torch.device("cpu")
     )
     assert apart(Stepper(decoder, [case.prompts[-1]]).run(300)[0], case.expected[-1]) > VISIBLE
 
@@ -155,7 +155,7 @@ def test_longrope_attention_factor_is_applied(tmp_path: Path) -> None:
     decoder = Decoder(
         replace(spec, ropes=ropes),
         family.names(config),
-        Weights(tmp_path),
+        SafetensorsWeights(tmp_path),
         dtype=torch.float32,
         device=torch.device("cpu"),
     )

@@ -67,9 +67,7 @@ def add_config(writer: Any, config: Mapping[str, Any]) -> None:
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
-def add_weights(
-    writer: Any, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], architecture: str
-) -> None:
+def add_weights(writer: Any, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], architecture: str) -> None:
     """Add all tensors in float32 under the package's names."""
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
