@@ -205,8 +205,10 @@ class SafetensorsWeights(Weights):
         elif (directory / SINGLE).is_file():
             self._file_of = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
         else:
-            other = sorted(p.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for p in directory.glob(pattern))
+            other = sorted(p.name for pattern in ("*.gguf", "*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
             hint = f" It has {other[0]}: convert it to safetensors first." if other else " Download the model again."
+            if gguf := [name for name in other if name.endswith(".gguf")]:
+                hint = f" It has {gguf[0]}: give that file itself."
             raise CheckpointError(f"{directory} has no weights: neither {SINGLE} nor {INDEX}.{hint}")
 
     def _open_shards(self) -> None:
@@ -244,18 +246,35 @@ class SafetensorsWeights(Weights):
         return sum(math.prod(each.get_shape()) for each in slices)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        if name not in self._file_of:
-            raise CheckpointError(f"{self.place}: tensor {name!r} is missing from the weights.")
-        handle = self._files[self._file_of[name]]
-        meta = handle.get_slice(name)
-        found = tuple(meta.get_shape())
+        found, kind = self.describe(name)
         if found != shape:
             raise CheckpointError(f"{self.place}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
-        if meta.get_dtype() not in FLOATS:
+        if kind not in FLOATS:
             raise CheckpointError(
-                f"{self.place}: tensor {name!r} is stored as {meta.get_dtype()}; only "
-                f"{', '.join(sorted(FLOATS))} are supported. Use the unquantised checkpoint."
+                f"{self.place}: tensor {name!r} is stored as {kind}; only {', '.join(sorted(FLOATS))} are supported "
+                "where config.json has no quantization_config. Use the unquantised checkpoint."
             )
+        tensor = self.stored(name)
+        return tensor.float() if kind == "F64" else tensor
+
+    def describe(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Returns a tensor's shape and safetensors' name of its type.
+
+        Raises:
+            CheckpointError: it is missing.
+        """
+        if name not in self._file_of:
+            raise CheckpointError(f"{self.place}: tensor {name!r} is missing from the weights.")
+        meta = self._files[self._file_of[name]].get_slice(name)
+        return tuple(meta.get_shape()), str(meta.get_dtype())
+
+    def stored(self, name: str) -> Tensor:
+        """Reads a tensor as it is stored, of any shape and type.
+
+        Raises:
+            CheckpointError: it is missing.
+        """
+        self.describe(name)
         self._taken.add(name)
-        tensor: Tensor = handle.get_tensor(name)
-        return tensor.float() if meta.get_dtype() == "F64" else tensor
+        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
+        return tensor

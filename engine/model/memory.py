@@ -18,14 +18,14 @@ from engine.kernels.quantized import GROUP
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, resolve
 from engine.model.model_spec import ModelSpec
-from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.quantization.checkpoint import open_weights, quantization_of, read_config
 
 MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
 
 def weight_bytes(path: Path, dtype: torch.dtype) -> int:
     """Returns about how many bytes the weights take in memory: checkpoints usually have 16 bits."""
-    if is_gguf(path):
+    if is_gguf(path) or quantization_of(path) is not None:
         return open_weights(path).parameters() * dtype.itemsize  # quantised ones are dequantised at load
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
 

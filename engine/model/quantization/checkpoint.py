@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.errors import CheckpointError
 from engine.model.loader import Json, SafetensorsWeights, Weights, is_gguf, read_json
 from engine.model.quantization.gguf_config import config_of
 from engine.model.quantization.gguf_file import GgufFile
@@ -28,4 +29,23 @@ def open_weights(place: Path) -> Weights:
         from engine.model.quantization.gguf_weights import GgufWeights  # with torch, which a client does without
 
         return GgufWeights(GgufFile(place))
-    return SafetensorsWeights(place)
+    settings = quantization_of(place)
+    if settings is None:
+        return SafetensorsWeights(place)
+    from engine.model.quantization.quantized_safetensors import QuantizedSafetensors
+
+    return QuantizedSafetensors(place, settings)
+
+
+def quantization_of(place: Path) -> Json | None:
+    """Returns the quantization_config in a directory's config.json, if it has one.
+
+    Raises:
+        CheckpointError: it is not an object, or config.json cannot be read.
+    """
+    config = read_json(place / "config.json")
+    text = config.get("text_config")
+    found = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    if found and not isinstance(found, dict):
+        raise CheckpointError(f"{place / 'config.json'}: quantization_config is {found!r}; an object is needed.")
+    return found or None

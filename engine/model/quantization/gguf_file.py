@@ -216,7 +216,7 @@ class _HeaderReader:
     def _scalar(self, form: str, what: str) -> int:
         # A float or bool for such forms; callers that ask for those hand the value on as it is.
         (value,) = struct.unpack(f"<{form}", self._take(struct.calcsize(f"<{form}"), what))
-        return value  # type: ignore[no-any-return]  # struct's results are Any
+        return value
 
     def _take(self, count: int, what: str) -> bytes:
         if count > self._end - self._at:
