@@ -81,10 +81,6 @@ def activation(config: Json, *fields: str, default: str = "silu") -> Activation:
 
 def shape(config: Json, *, head_dim: int | None = None) -> dict[str, Any]:
     """The sizes and switches that every family names alike, as ModelSpec fields. Any: keyword arguments."""
-    if config.get("quantization_config") is not None:
-        method = config["quantization_config"]
-        method = method.get("quant_method", method) if isinstance(method, dict) else method
-        raise refuse("quantization_config", method, "unquantised checkpoints (float32, float16 or bfloat16)")
     heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
     head_dim = integer(config, "head_dim", head_dim or hidden // heads)
     kv_heads = integer(config, "num_key_value_heads", heads)

@@ -106,6 +106,7 @@ HEADER_BYTES = _HEADER_IMAGE.size
 _RELEVANT = ("max_model_len", "block_size")
 _SAMPLES = 64  # places of a weight file that are looked at
 _SAMPLE_BYTES = 4096
+_HEADER_SAMPLE = 1 << 20  # bytes of a GGUF file
 
 
 class BadImage(Exception):
@@ -164,6 +165,8 @@ def fingerprint(path: Path) -> bytes:
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}".encode())
         with file.open("rb") as weights:
+            if file is path:
+                digest.update(weights.read(_HEADER_SAMPLE))  # its configuration, before a vocabulary
             for at in range(_SAMPLES):
                 weights.seek(size * at // _SAMPLES)
                 digest.update(weights.read(_SAMPLE_BYTES))

@@ -120,13 +120,13 @@ def scheme_of(directory: Path, settings: Json) -> Scheme:
 
 
 def _gptq(directory: Path, settings: Json) -> Scheme:
-    bits, form = settings.get("bits"), settings.get("checkpoint_format", "gptq")
     _check(directory, settings, "bits", (4, 8))
+    bits, form = int(settings["bits"]), settings.get("checkpoint_format", "gptq")
     _check(directory, settings, "checkpoint_format", ("gptq", "gptq_v2", None))
-    for pattern, changes in (settings.get("dynamic") or {}).items():
+    for pattern, changes in _objects(directory, settings, "dynamic").items():
         if changes.get("bits", bits) != bits:
             raise _refuse(directory, f"dynamic[{pattern!r}].bits", changes["bits"], f"{bits}, as of all layers")
-    return Scheme(partial(gptq, bits=int(bits), zero_offset=form != "gptq_v2"), {"qweight": 32 // int(bits)})
+    return Scheme(partial(gptq, bits=bits, zero_offset=form != "gptq_v2"), {"qweight": 32 // bits})
 
 
 def _awq(directory: Path, settings: Json) -> Scheme:
@@ -141,15 +141,17 @@ def _compressed_tensors(directory: Path, settings: Json) -> Scheme:
     _check(directory, settings, "format", _FORMATS)
     if settings.get("transform_config"):
         raise _refuse(directory, "transform_config", "given", "none: weights that are not rotated")
-    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
-    if sparsity != "dense":
-        raise _refuse(directory, "sparsity_config.format", sparsity, "dense")
+    sparsity = settings.get("sparsity_config") or {"format": "dense"}
+    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
+        raise _refuse(directory, "sparsity_config", sparsity, "format dense, or none")
     bits, block = 8, None
-    for name, group in (settings.get("config_groups") or {}).items():
+    for name, group in _objects(directory, settings, "config_groups").items():
         field, form = f"config_groups[{name!r}]", group.get("format") or settings["format"]
         if form not in _FORMATS:
             raise _refuse(directory, f"{field}.format", form, ", ".join(_FORMATS))
-        weights = group.get("weights") or {}
+        weights = group.get("weights")
+        if not isinstance(weights, dict):
+            raise _refuse(directory, f"{field}.weights", weights, "an object")
         kind = (weights.get("type"), weights.get("num_bits"))
         if kind not in (("int", 4), ("int", 8), ("float", 8)):
             raise _refuse(directory, f"{field}.weights", f"{kind[0]} of {kind[1]} bits", "int of 4 or 8, float of 8")
@@ -196,6 +198,14 @@ _SCHEMES: Mapping[str, Callable[[Path, Json], Scheme]] = {
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
 }
+
+
+def _objects(directory: Path, settings: Json, field: str) -> Json:
+    """Returns an object of objects; an empty one where the field is not there."""
+    value = settings.get(field) or {}
+    if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+        raise _refuse(directory, field, value, "an object of objects")
+    return value
 
 
 def _block(directory: Path, field: str, value: Any) -> tuple[int, int]:  # Any: JSON

@@ -1,6 +1,6 @@
-"""Weights as floats of 8 and 4 bits in safetensors, dequantised as they are read: FP8, MXFP4, bitsandbytes' NF4 and FP4.
+"""Weights as floats of 8 and 4 bits in safetensors, dequantised as they are read: FP8, MXFP4, bitsandbytes' NF4, FP4.
 
-Knows the layouts that these publish. Their values are no evenly spaced codes, but for MXFP4's, which are integers.
+Knows the layouts that these publish. Their values are not evenly spaced, so none is handed on as codes.
 """
 
 from __future__ import annotations

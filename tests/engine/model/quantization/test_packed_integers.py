@@ -1,7 +1,7 @@
 """GPTQ, AWQ, compressed-tensors and bitsandbytes' int8: 20 random tensors of each variant are read as they were packed.
 
-The packing here is written from the formats' published definitions (AutoGPTQ's and AutoAWQ's `pack`, compressed-tensors'
-`pack_to_int32`), word by word; where the packages themselves are installed, theirs is read, too.
+The packing here is written from the formats' published definitions (AutoGPTQ's and AutoAWQ's `pack`,
+compressed-tensors' `pack_to_int32`), word by word; where a package itself is installed, its packing is read, too.
 """
 
 from __future__ import annotations
@@ -176,9 +176,8 @@ def test_compressed_tensors_own_packing(tmp_path: Path, bits: int, symmetric: bo
     package = pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed; it is optional")
     from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor as Compressor
 
-    arguments = {"num_bits": bits, "type": "int", "symmetric": symmetric, "group_size": 16, "strategy": "group"}
-    scheme = package.quantization.QuantizationScheme(targets=["Linear"], weights=arguments)
-    settings = compressed("pack-quantized", **{**arguments, "kind": "int", "bits": bits})
+    settings = compressed("pack-quantized", bits, symmetric=symmetric, group_size=16, strategy="group")
+    scheme = package.quantization.QuantizationScheme(**settings["config_groups"]["group_0"])
     for random in generators():
         half = 2 ** (bits - 1)
         points = torch.randint(-half, half, (OUT, 4), generator=random, dtype=torch.int8)

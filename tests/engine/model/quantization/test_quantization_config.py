@@ -104,14 +104,18 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
         {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
         "format is 'nvfp4-pack-quantized'; supported: pack-quantized",
     ),
-    "6 bits": (compressed("pack-quantized", 6), "weights is int of 6 bits; supported: int of 4 or 8, float of 8"),
+    "6 bits": (compressed("pack-quantized", 6), "weights is 'int of 6 bits'; supported: int of 4 or 8, float of 8"),
     "rotations": (
         {**compressed("pack-quantized", 4), "transform_config": {"config_groups": {"R1": {}}}},
         "transform_config is 'given'",
     ),
     "sparsity": (
         {**compressed("int-quantized", 8), "sparsity_config": {"format": "sparse-24-bitmask"}},
-        "sparsity_config.format is 'sparse-24-bitmask'; supported: dense",
+        "sparsity_config is .*sparse-24-bitmask.*supported: format dense",
+    ),
+    "groups that are none": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": [1]},
+        r"config_groups is \[1\]; supported: an object",
     ),
     "E5M2": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; supported: e4m3"),
     "a block of one side": ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\]"),

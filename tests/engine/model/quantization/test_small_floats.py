@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.model.quantization.checkpoint import open_weights
@@ -66,6 +67,18 @@ def test_mxfp4_is_transformers_own(tmp_path: Path) -> None:
         scales = torch.randint(100, 150, (2, OUT, WIDTH // 32), generator=random, dtype=torch.uint8)
         expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
         assert torch.equal(mxfp4(blocks, scales), expected)
+
+
+def test_mxfp4_experts_are_taken_under_the_name_of_the_weight(tmp_path: Path) -> None:
+    random, name = next(generators()), "model.layers.0.mlp.experts.gate_up_proj"
+    blocks = torch.randint(0, 256, (2, OUT, WIDTH // 32, 16), generator=random, dtype=torch.uint8)
+    scales = torch.randint(100, 150, (2, OUT, WIDTH // 32), generator=random, dtype=torch.uint8)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
+    save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
+    weights = open_weights(tmp_path)
+    assert torch.equal(weights.take(name, (2, OUT, WIDTH)), mxfp4(blocks, scales))
+    weights.check_all_used(())
+    assert weights.parameters() == 2 * OUT * WIDTH
 
 
 def nf4_table() -> Tensor:
