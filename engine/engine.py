@@ -27,7 +27,7 @@ from engine.errors import (
 from engine.handle import Sequence
 from engine.ipc.link import Link, PendingRequest, State
 from engine.kv_cache.snapshot import unpacked
-from engine.model.loader import is_gguf
+from engine.model.loader import name_of
 from engine.model.tokenizer import Tokenizer
 from engine.outputs import Stats
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
@@ -106,9 +106,7 @@ class Engine:
         """Returns itself, once its core runs."""
         loaded = await self._link.start()
         self.model_path = Path(loaded.path)
-        self.model_name = self.model_path.name if Path(self.config.model).is_dir() else self.config.model
-        if is_gguf(self.model_path):
-            self.model_name = self.model_path.stem
+        self.model_name = name_of(self.config.model)
         self.vocab_size = loaded.vocab_size
         self.max_model_len = loaded.max_model_len
         self.fingerprint = loaded.fingerprint

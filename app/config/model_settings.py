@@ -8,20 +8,21 @@ from typing import Literal
 from pydantic import BaseModel, field_validator
 
 from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated, setting
+from engine.model.loader import name_of
 
 
 class ModelSettings(BaseModel):
     model: str = setting(
         BUNDLED_MODEL,
-        "the model: a directory in Hugging Face format, or a Hub name",
-        accepts="a model directory, or a Hugging Face Hub name",
+        "the model: a directory in Hugging Face format, a GGUF file, or a Hub name",
+        accepts="a model directory, a .gguf file, or a Hugging Face Hub name",
         min_length=1,
     )
     served_model_name: str | None = setting(
         None,
         "the model's name for clients",
         accepts="the name that clients ask for",
-        unset="the directory's",
+        unset="the directory's or file's",
         min_length=1,
     )
     models: dict[str, str] = setting(
@@ -74,11 +75,8 @@ class ModelSettings(BaseModel):
 
     @property
     def model_name(self) -> str:
-        """The first model's name: the given one, or its directory's, or its whole name on the Hub."""
-        if self.served_model_name:
-            return self.served_model_name
-        directory = Path(find_model(self.model)).expanduser()
-        return directory.name if directory.is_dir() else self.model
+        """The first model's name: the given one, or its directory's or file's, or its whole name on the Hub."""
+        return self.served_model_name or name_of(find_model(self.model))
 
     def check_models(self) -> None:
         """Checks that the models have a name each, and that the router's settings fit them. Called before serving.

@@ -65,6 +65,12 @@ def resolve(model: str) -> Path:
     return path
 
 
+def name_of(model: str) -> str:
+    """Returns the name of a model as configured: its directory's or file's, or its whole name on the hub."""
+    path = Path(model).expanduser()
+    return path.name if path.is_dir() else path.stem if is_gguf(path) else model
+
+
 def is_gguf(place: Path) -> bool:
     """Returns whether a place that `resolve` gave is a GGUF file, and not a directory."""
     return place.suffix.lower() == ".gguf" and place.is_file()
