@@ -8,7 +8,6 @@ from typing import Literal
 from pydantic import BaseModel, field_validator
 
 from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated, setting
-from engine.model.loader import name_of
 
 
 class ModelSettings(BaseModel):
@@ -76,6 +75,8 @@ class ModelSettings(BaseModel):
     @property
     def model_name(self) -> str:
         """The first model's name: the given one, or its directory's or file's, or its whole name on the Hub."""
+        from engine.model.loader import name_of  # with the engine, which settings alone do without
+
         return self.served_model_name or name_of(find_model(self.model))
 
     def check_models(self) -> None:

@@ -257,8 +257,8 @@ class SafetensorsWeights(Weights):
             raise CheckpointError(f"{self.place}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
         if kind not in FLOATS:
             raise CheckpointError(
-                f"{self.place}: tensor {name!r} is stored as {kind}; only {', '.join(sorted(FLOATS))} are supported, and "
-                "what a quantization_config in config.json describes. Use the unquantised checkpoint."
+                f"{self.place}: tensor {name!r} is stored as {kind}; only {', '.join(sorted(FLOATS))} are supported, "
+                "and what a quantization_config in config.json describes. Use the unquantised checkpoint."
             )
         tensor = self.stored(name)
         return tensor.float() if kind == "F64" else tensor

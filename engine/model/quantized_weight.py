@@ -39,8 +39,9 @@ class AffineWeight:
 def round_to_nearest(weight: Tensor, bits: int, group: int, symmetric: bool) -> AffineWeight:
     """Rounds `weight` (out, in) to codes of `bits` with a scale for each `group` columns, which divide `in`.
 
-    Symmetric: the value of the largest magnitude in a group becomes the lowest code of 4 bits, -8 about zero, as one side
-    then has the eighth step; of 8 bits, plus or minus 127. Otherwise codes run from the group's minimum to its maximum.
+    Symmetric: the value of the largest magnitude in a group becomes the lowest code of 4 bits, -8 about zero, as one
+    side then has the eighth step; of 8 bits, plus or minus 127. Otherwise codes run from the group's minimum to its
+    maximum.
     """
     out, width = weight.shape
     highest = 2**bits - 1

@@ -86,8 +86,7 @@ def int_quantized(parts: Parts) -> AffineWeight | None:
     """Reads compressed-tensors' layout "int-quantized": int8 (out, in), scales (out, groups), (out, 1) or one."""
     if parts.kind_of("weight") != "I8":
         return None
-    out, _ = parts.shape
-    codes = (parts.take("weight", parts.shape, "I8").view(torch.uint8)) ^ 128
+    codes = parts.take("weight", parts.shape, "I8").view(torch.uint8) ^ 128
     scales = parts.per_row("weight_scale").float()
     zeros = torch.full(scales.shape, 128, dtype=torch.uint8)
     if "weight_zero_point" in parts:
