@@ -61,7 +61,10 @@ def resolve(model: str) -> Path:
         )
     path = _download(model)
     if not (path / "config.json").is_file():
-        raise CheckpointError(_no_config(path))
+        raise CheckpointError(
+            f"{model!r} has no config.json. If it holds GGUF files, download one "
+            f"(hf download {model} FILE --local-dir DIR) and give its path."
+        )
     return path
 
 

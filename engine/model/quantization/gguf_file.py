@@ -20,7 +20,7 @@ from engine.errors import CheckpointError
 Value = int | float | bool | str | tuple[int | float | bool | str, ...]
 
 MAX_HEADER_BYTES = 256 << 20  # a vocabulary of 262,144 tokens with merges takes 15 MiB
-MAX_ITEMS = 8 << 20  # of all arrays together, with tensors: each takes up to a hundred bytes as a Python object
+MAX_ITEMS = 4 << 20  # of all arrays together, with tensors: each takes up to a hundred bytes as a Python object
 MAX_STRING_BYTES = 4 << 20  # chat templates have up to 100 KiB
 MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 4  # as in ggml

@@ -31,7 +31,7 @@ def _cased(tail: str, digits: str) -> str:
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-_PATTERNS: Mapping[str, tuple[str, ...]] = {
+PATTERNS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), (_LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), (_QWEN2,)),
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), (_GPT2,)),
@@ -97,7 +97,7 @@ class _Vocabulary:
             merges.append([first, second])
         splits = [
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-            for pattern in _PATTERNS[self._pre]
+            for pattern in PATTERNS[self._pre]
         ]
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         return {
@@ -191,8 +191,8 @@ class _Vocabulary:
 
     def _pattern_name(self) -> str:
         name = self._get("pre", str, None)
-        if name not in _PATTERNS:
-            raise self._refuse("pre", name, ", ".join(_PATTERNS))
+        if name not in PATTERNS:
+            raise self._refuse("pre", name, ", ".join(PATTERNS))
         return str(name)
 
     def _token(self, key: str) -> str | None:

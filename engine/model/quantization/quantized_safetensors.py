@@ -103,7 +103,9 @@ class QuantizedSafetensors(SafetensorsWeights):
         stem, _, part = name.rpartition(".")
         if part != "bias" or name in self._taken or f"{stem}.qweight" not in self:
             return False
-        return not self.stored(name).any()
+        empty = not self.stored(name).any()
+        self._taken.discard(name)  # it was only looked at
+        return empty
 
 
 def scheme_of(directory: Path, settings: Json) -> Scheme:

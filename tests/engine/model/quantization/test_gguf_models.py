@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.errors import CheckpointError, UnsupportedArchitecture
+from engine.kv_cache.snapshot import fingerprint
 from engine.model.decoder import load_decoder
 from engine.model.loader import resolve
 from engine.model.quantization.checkpoint import open_weights, read_config
@@ -183,6 +184,12 @@ def test_of_two_gguf_files_one_has_to_be_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"2 GGUF files \(a.gguf, b.gguf"):
         resolve(str(tmp_path))
+
+
+def test_fingerprints_tell_metadata_apart(tmp_path: Path, llama: Path) -> None:
+    plain = converted(llama, tmp_path / "a.gguf", "llama")
+    scaled = converted(llama, tmp_path / "b.gguf", "llama", lambda w: w.add_string("llama.rope.scaling.type", "none"))
+    assert fingerprint(plain) == fingerprint(plain) != fingerprint(scaled)
 
 
 REFUSED: Mapping[str, tuple[str, Callable[[Any], object], str]] = {

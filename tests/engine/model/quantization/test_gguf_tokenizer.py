@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from engine import GREEDY, CheckpointError, Engine, EngineConfig, Span
+from engine.model.quantization.gguf_tokenizer import PATTERNS
 from engine.model.tokenizer import Tokenizer
 from tests.known_answers import shared
 from tests.tiny import TEMPLATE, byte_tokenizer, write_checkpoint
@@ -120,6 +122,13 @@ def test_patterns_cut_as_the_librarys_pre_tokenizers(tmp_path: Path, pre: str) -
         trained.model = models.BPE.from_file(*trained.model.save(str(tmp_path)), ignore_merges=True)
     read = Tokenizer.load(written(tmp_path / "vocab.gguf", lambda w: add_vocabulary(w, trained, pre)))
     assert [read.encode(text) for text in texts()] == [trained.encode(text).ids for text in texts()]
+
+
+@pytest.mark.parametrize("pre", {steps: pre for pre, steps in PATTERNS.items()}.values())
+def test_every_pattern_keeps_all_of_a_text(tmp_path: Path, pre: str) -> None:
+    read = Tokenizer.load(written(tmp_path / "vocab.gguf", lambda w: add_vocabulary(w, byte_tokenizer(), pre)))
+    whole = unicodedata.normalize("NFC", "".join(texts()))
+    assert read.decode(read.encode(whole)) == whole
 
 
 def test_sentencepiece_is_the_converted_tokenizer() -> None:

@@ -78,6 +78,15 @@ def test_memory_is_estimated_for_dequantised_weights(tmp_path: Path, plain: Path
     assert exact <= weight_bytes(path, torch.bfloat16) <= 1.01 * exact
 
 
+def test_a_bias_that_is_not_read_is_refused_unless_it_is_zero(tmp_path: Path, plain: Path) -> None:
+    path, _ = quantized(plain, tmp_path, "gptq")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.bias"][3] = 0.5
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"1 tensors are not part of this architecture.*0\.mlp\.up_proj\.bias"):
+        load_decoder(path, dtype=torch.float32)
+
+
 def test_a_tensor_that_does_not_fit_is_named(tmp_path: Path) -> None:
     parts = {"qweight": torch.zeros(8, 48).int(), "qzeros": torch.zeros(1, 6).int(), "scales": torch.ones(1, 40)}
     weights = open_weights(checkpoint(tmp_path, GPTQ, parts))
