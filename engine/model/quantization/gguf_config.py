@@ -243,6 +243,12 @@ def config_of(file: GgufFile) -> Json:
         raise metadata.refuse(f"{metadata.architecture}.rope.dimension_count", rotating, f"{head_dim}, a whole head")
     if metadata.has("attention.sliding_window"):
         config["sliding_window"] = metadata.integer("attention.sliding_window")
+    projection = file.tensors.get("blk.0.attn_output.weight")
+    if projection is None or projection.shape[-1] != heads * head_dim:
+        columns = "missing" if projection is None else f"of {projection.shape[-1]} columns"
+        raise CheckpointError(
+            f"{file.path}: blk.0.attn_output.weight is {columns}; the metadata asks for {heads} heads of {head_dim}."
+        )
     return {**config, **architecture.extra(metadata)}
 
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.errors import CheckpointError, UnsupportedArchitecture
-from engine.families import family_of
-from engine.model.model_spec import ModelSpec
-from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.decoder import load_decoder
 from engine.model.quantization.gguf_file import MAX_STRING_BYTES, GgufFile
 from engine.model.tokenizer import Tokenizer
 from tests.known_answers import shared
@@ -123,15 +122,29 @@ def test_a_thousand_damaged_files_are_refused_or_load(tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
 
 
+EXTREMES = (0, 1, 2, 3, 255, 1 << 16, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+
+
+def test_extreme_numbers_are_refused_or_harmless(tmp_path: Path) -> None:
+    source = shared("models/stories260K/stories260K-q8_0.gguf")
+    whole = source.read_bytes()
+    keys = [key for key, value in GgufFile(source).metadata.items() if type(value) in (int, float)]
+    file = tmp_path / "model.gguf"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for key in keys:
+        for extreme in EXTREMES:
+            data = bytearray(whole)
+            struct.pack_into("<I", data, whole.find(key.encode()) + len(key) + 4, extreme)
+            file.write_bytes(data)
+            assert outcome(file) in ("loaded", "refused")
+    assert len(keys) >= 12
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # KiB
+
+
 def outcome(file: Path) -> str:
-    """Read all of a file: a fault is a CheckpointError, or there is none."""
+    """Load all of a file: a fault is a CheckpointError, or there is none."""
     try:
-        config = read_config(file)
-        spec: ModelSpec = family_of(config).spec(config)
-        weights = open_weights(file)
-        weights.take("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size))
-        rows = spec.heads * spec.head_dim
-        weights.take("model.layers.0.self_attn.q_proj.weight", (rows, spec.hidden_size))
+        load_decoder(file, dtype=torch.float32)
         Tokenizer.load(file).encode("Once upon a time", bos=True)
     except (CheckpointError, UnsupportedArchitecture):
         return "refused"
