@@ -31,7 +31,7 @@ class EngineConfig:
         InvalidParameter: a value is out of range.
     """
 
-    model: str  # a directory in Hugging Face format, or a hub name
+    model: str  # a directory in Hugging Face format, a GGUF file, or a hub name
     dtype: DType = "auto"  # auto: bfloat16 where the device computes in it, else float32
     device: str = "auto"  # auto: cuda where there is one, else cpu
     max_model_len: int | None = None  # tokens; None: the checkpoint's, at most 32,768
