@@ -34,6 +34,7 @@ from app.middleware import add_middleware
 from app.observability.metrics import Goals, ServerMetrics
 from app.openai import responses
 from app.page import mount_page
+from app.runs.document_answers import DocumentAnswers
 from app.runs.live_runs import Runs
 from app.sequences import persistence
 from app.sequences.registry import Sequences
@@ -99,6 +100,8 @@ def create_app(
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both
+            document_answers = DocumentAnswers(settings.document_answers, settings.resolved_data_dir, shelf.ranker)
+            closing.push_async_callback(document_answers.close)
             tool_service = await closing.enter_async_context(ToolService(settings, shelf))
             state.reasoning_resolver.checkers.tool_service = tool_service
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
@@ -110,7 +113,7 @@ def create_app(
                 shelf,
                 tool_service,
                 Limits(settings.tool_steps, seconds=settings.tool_seconds),
-                extractive=state.quotes,
+                way=document_answers.way,
                 tool_selector=state.tool_selector,
             )
             closing.push_async_callback(runs.stop)

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from app.admission import Admission
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
-from app.answering.served_model import SMALL_BELOW, ServedModel
+from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import Summariser, ThinkingSummary
 from app.answering.tool_selection import ToolSelector
 from app.config import Settings
@@ -82,11 +82,6 @@ class Serving:
         policy, name = self.settings.thinking_text, self.settings.summary_model
         served = self.models.default if name is None else self.models.get(name)
         return ThinkingSummary(policy, Summariser(served, user) if policy == "summarised" else None)
-
-    def quotes(self, served: ServedModel) -> bool:
-        """Returns whether answers from documents are sentences of theirs, and not written by the model."""
-        policy = self.settings.document_answers
-        return policy == "extractive" or (policy == "auto" and served.parameters < SMALL_BELOW)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ of a prompt's beginning can be found again. Knows nothing of models; tokens are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrieval.document_store import DocumentStore
 from retrieval.parsing.parsed import ParsedPage
@@ -34,6 +34,12 @@ class PromptSource:
     def page(self, at: int) -> int | None:
         """The page of a character of the document."""
         return next((page.number for page in reversed(self.pages) if page.start <= at), None)
+
+    def part(self, label: str, start: int, end: int) -> PromptSource:
+        """Returns characters `start` to `end` of its text as a source of their own."""
+        first, last = self.start + start, self.start + end
+        pages = tuple(page for page in self.pages if page.start < last and first <= page.end)
+        return replace(self, label=label, start=first, end=last, text=self.text[start:end], pages=pages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from retrieval.embedding import Embedder
 from retrieval.evidence import Rarity, token_shares
 from retrieval.index.lexical import content
-from retrieval.prompt_context import PromptSource
+from retrieval.prompt_context import OVERHEAD, CountTokens, PromptSource
 from retrieval.spans import ENDS, Statement, statements
 
 Half = NDArray[np.float16]
@@ -228,6 +228,42 @@ def with_context(question: str, best: RankedSentence) -> RankedSentence:
     if at and every[at - 1].block == own.block and _PRONOUN.match(best.text):
         return replace(best, statements=(every[at - 1], own))
     return best
+
+
+def windows(question: str, ranked: Iterable[RankedSentence], budget: int, count: CountTokens) -> list[PromptSource]:
+    """Cuts sources to what answers best: the statements of `ranked`, the best first, with what they need, in at most
+    `budget` tokens (contextual compression). Neighbouring ones are one source. Sources keep their order, and the places
+    of their text in its document.
+    """
+    kept: dict[int, tuple[PromptSource, list[tuple[int, int]]]] = {}
+    left = budget
+    for one in ranked:
+        wide = with_context(question, one)
+        spans = kept.setdefault(id(wide.source), (wide.source, []))[1]
+        if any(start <= wide.start and wide.end <= end for start, end in spans):
+            continue
+        size = count(wide.text) + OVERHEAD
+        if size > left:
+            break
+        left -= size
+        spans.append((wide.start, wide.end))
+    cut = [
+        (source, start, end)
+        for source, spans in sorted(kept.values(), key=lambda each: (each[0].document, each[0].start))
+        for start, end in _joined(spans, source.text)
+    ]
+    return [source.part(f"S{number}", start, end) for number, (source, start, end) in enumerate(cut, 1)]
+
+
+def _joined(spans: Iterable[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Returns the spans in order, those with nothing but white space between them as one."""
+    made = list[tuple[int, int]]()
+    for start, end in sorted(spans):
+        if made and not text[made[-1][1] : start].strip():
+            made[-1] = made[-1][0], max(end, made[-1][1])
+        else:
+            made.append((start, end))
+    return made
 
 
 def _heading_words(text: str, statement: Statement) -> frozenset[str]:

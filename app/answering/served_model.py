@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.config import DEFAULT_NAME
 from app.errors import invalid
@@ -34,6 +34,7 @@ _STARTERS = (
     "Write a short poem about the sea.",
 )
 SMALL_BELOW = 1_000_000_000  # weights; a smaller model is not trusted to write from documents
+_WAYS = ("extractive", "quoting", "generative")
 _LONG_TEXT = 4_000  # characters; encoding more than this would be felt by the other streams
 _MANY = 100  # messages; the same
 
@@ -44,6 +45,7 @@ class ModelInfo:
 
     text: str
     starters: tuple[str, ...]
+    document_answers: Literal["extractive", "quoting", "generative"] | None = None  # its authors' way, where they say
 
 
 class ServedModel:
@@ -139,7 +141,8 @@ def default_sampling(config: Mapping[str, Any]) -> Sampling:
 
 def _about(config: Mapping[str, Any]) -> ModelInfo:
     starters = tuple(str(s) for s in config.get("starters") or _STARTERS)
-    return ModelInfo(str(config.get("about", "")), starters)
+    way = config.get("document_answers")
+    return ModelInfo(str(config.get("about", "")), starters, way if way in _WAYS else None)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -132,12 +132,12 @@ class AnswerSettings(BaseModel):
         accepts="a sentence-transformers model, by name or directory",
         min_length=1,
     )
-    document_answers: Literal["auto", "extractive", "generative"] = setting(
+    document_answers: Literal["auto", "extractive", "quoting", "generative"] = setting(
         "auto",
         "how answers from documents are made: quoted by sentence, or written by the model",
-        more="`extractive` shows the sentences that answer, word for word, and asks no model; `auto` does so for "
-        "models of less than a billion weights",
-        accepts="auto, extractive or generative",
+        more="`extractive` shows the sentences that answer, word for word, and asks no model; `quoting` constrains the "
+        "model to quotations; `auto` is what [the model was measured to do best](retrieval.md#three-ways-to-answer)",
+        accepts="auto, extractive, quoting or generative",
     )
     tool_selection: Literal["auto", "embedding", "model"] = setting(
         "auto",

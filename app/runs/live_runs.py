@@ -23,6 +23,7 @@ from app.observability.metrics import ServerMetrics
 from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
 from app.runs.prompt_builder import History
+from app.runs.rag import GENERATIVE, AnswerWay
 from app.runs.run import Run, RunSpec
 from app.runs.run_tools import RunTools
 from engine.errors import EngineStopped
@@ -82,13 +83,13 @@ class Runs:
         tool_service: ToolService,
         limits: Limits,
         *,
-        extractive: Callable[[ServedModel], bool] = lambda served: False,
+        way: Callable[[ServedModel], AnswerWay] = lambda served: GENERATIVE,
         tool_selector: ToolSelector | None = None,
     ) -> None:
-        """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `extractive` tells whose
-        answers from documents are quoted. `tool_selector` chooses tools for small models."""
+        """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `way` tells how a model
+        answers from documents. `tool_selector` chooses tools for small models."""
         self._served = served
-        self._extractive = extractive
+        self._way = way
         self._tool_selector = tool_selector
         self._thoughts = thoughts
         self._tool_service = tool_service
@@ -138,7 +139,7 @@ class Runs:
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
             RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
-            extractive=ask.auto is None and self._extractive(served), tool_selector=self._tool_selector,
+            way=GENERATIVE if ask.auto is not None else self._way(served), tool_selector=self._tool_selector,
         )  # fmt: skip
         # Known before the store knows it: an id found there is found here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.admission.request_budget import output_limit
 from app.answering.answer_plan import AnswerPlan, plan_calls, select_call, without_calls
@@ -22,13 +22,11 @@ from app.answering.tool_selection import ToolSelector
 from app.db.answer_steps import AnswerStep
 from app.db.sqlite import Row
 from app.errors import ApiError, invalid
+from app.runs.rag import RetrievedContext, quotations
 from engine.errors import ChatTemplateError
 from engine.params import RepetitionDetection, Span
+from engine.structured_output.layout import Constrained, Layout
 from engine.tool_parsers import read_tools
-
-if TYPE_CHECKING:
-    from app.runs.rag import RetrievedContext
-
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
 IMPORTED = "an imported chat"  # with words that may be anybody's
@@ -110,6 +108,14 @@ def _untrusted(steps: Sequence[AnswerStep]) -> set[str]:
 # Ends an answer after 12 repetitions that are 96 tokens or more: a shorter pattern counts by its multiples, so that a
 # line of 80 dashes, a row of zeros or "ha ha ha" goes through, whatever the tokens are.
 REPETITION = RepetitionDetection(max_pattern_size=64, min_pattern_size=8, min_count=12)
+
+
+def quoting(span: Span, served: ServedModel, quotable: Sequence[tuple[str, str]]) -> Span:
+    """Returns the span of an answer that may only quote these texts, each under its label."""
+    held = Constrained(quotations(quotable), Layout(breaks=served.line_breaks))
+    return replace(span, constraint=held, repetition_detection=None)
+
+
 MIN_REMAINING = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
 
 
@@ -169,6 +175,8 @@ async def plan_run(
             if served.markers is None:  # there is nothing but the answer
                 limit = min(limit, answer_tokens)
         span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
+        if found is not None and found.quotable:
+            span = quoting(span, served, found.quotable)
         return AnswerPlan(
             served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens
         )  # fmt: skip

@@ -3,7 +3,8 @@ checked or quoted.
 
 Sources come first in the prompt and in a fixed order, so that the K/V of an earlier question on them is used again. If
 the passages do not seem to answer, the model is not asked. A sentence that the model writes is checked against its
-source before it is shown; an extractive answer asks no model and quotes the sentences that answer.
+source before it is shown; a quoting answer is constrained to quotations; an extractive answer asks no model and shows
+the sentences that answer.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.runs.events import AnswerChecking, CitationRef, CitationSources, SourceShown
+from engine.structured_output.spec import Constraint, OneOf, Regex, Repeat, Substring, sequence
+from engine.structured_output.spec import Literal as LiteralText
+from engine.structured_output.spec import Optional as OptionalText
 from retrieval import Query, layout, sources
 from retrieval.citations import CheckedText, Citation, CitationChecker, as_text
 from retrieval.evidence import Verdict, investigate, verdict_of, weigh
 from retrieval.prompt_context import PromptSource
 from retrieval.query_rewriting import ResolvedQuestion, resolve
 from retrieval.records import Among
-from retrieval.sentence_ranking import ANSWERS, RankedSentence, with_context
+from retrieval.sentence_ranking import ANSWERS, RankedSentence, windows, with_context
 
 if TYPE_CHECKING:
     from app.answering.served_model import ServedModel
@@ -38,14 +42,31 @@ PARENTS_FROM = 1500  # tokens of sources from which on their surroundings are gi
 MAX_TOKENS = 4000
 PARAGRAPH = "\n\n"  # between the sentences of an extractive answer
 MIN_ANSWER_LIMIT = 256  # tokens
+MIN_QUOTATION, MAX_QUOTATION = 12, 600  # characters
+LEAD = r"[^\[\]\n]{0,60}: "  # free text before a quotation
 HELD_TOKENS, HELD_S = 40, 1.0  # of a sentence that is held back: from either on a reader is told
 TELL_EVERY_S = 1.0
 NEAREST = 2  # sentences that a refusal shows
 
 
+WayKind = Literal["extractive", "quoting", "generative"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWay:
+    """The way to answer from documents. `window_tokens`: a prompt has only the best statements of the sources, in so
+    many tokens; None: the passages as they are."""
+
+    kind: WayKind = "generative"
+    window_tokens: int | None = None
+
+
+GENERATIVE = AnswerWay()
+
+
 @dataclass(frozen=True, slots=True)
 class RetrievedContext:
-    """Sources found for a question, and whether they seem to answer."""
+    """Sources found for a question, and whether they seem to answer. `quotes`: the model may only quote them."""
 
     sources: tuple[PromptSource, ...]
     verdict: Verdict
@@ -54,6 +75,12 @@ class RetrievedContext:
     quoted: tuple[RankedSentence, ...] = ()  # the answer, where it is extractive
     unanswered: tuple[str, ...] = ()  # parts of the question that no sentence answers, beside others that one does
     ranked: tuple[RankedSentence, ...] = ()  # every sentence of the sources, for each part of the question
+    quotes: bool = False
+
+    @property
+    def quotable(self) -> list[tuple[str, str]]:
+        """Returns the labels and texts that a quoting answer is constrained to; none for any other."""
+        return [(source.label, source.text) for source in self.sources] if self.quotes else []
 
     def messages(self, turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """A chat with its sources before the first question, in one message with the instructions it begins with."""
@@ -103,30 +130,33 @@ class RetrievedContext:
 
 async def retrieve_context(
     library: Library, served: ServedModel, user: str, question: str, earlier: Sequence[tuple[str, str]],
-    collections: Among, *, extractive: bool = False,
+    collections: Among, *, way: AnswerWay = GENERATIVE,
 ) -> RetrievedContext:  # fmt: skip
-    """Search the user's documents for passages that answer a question; if `extractive`, for the sentences that do.
-    `earlier`: the chat's questions before it, with their answers.
+    """Search the user's documents for passages that answer a question, or for the sentences that do. `earlier`: the
+    chat's questions before it, with their answers.
 
     Raises:
         BadQuery: the question is too long to be searched for.
         NotFound: there is no such collection.
     """
     asked = resolve(question, earlier)
-    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, extractive)
+    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, way)
 
 
 def _retrieved(
-    library: Library, served: ServedModel, user: str, question: ResolvedQuestion, collections: Among, extractive: bool
+    library: Library, served: ServedModel, user: str, question: ResolvedQuestion, collections: Among, way: AnswerWay
 ) -> RetrievedContext:
+    extractive = way.kind == "extractive"
     rarity = library.rarity(user, collections)
     weights = question.rarity(rarity)
     budget = min(MAX_TOKENS, int(SHARE * served.engine.max_model_len))
 
+    def count(text: str) -> int:
+        return len(served.engine.tokenizer.encode(text))
+
     def prompt_sources(hits: Sequence[Hit]) -> list[PromptSource]:
         return sources(
-            library.store, user, hits, budget, lambda text: len(served.engine.tokenizer.encode(text)),
-            parents=budget >= PARENTS_FROM and not extractive,
+            library.store, user, hits, budget, count, parents=budget >= PARENTS_FROM and not extractive,
         )  # fmt: skip
 
     def covered(asked: str, hits: Sequence[Hit]) -> float:
@@ -158,9 +188,32 @@ def _retrieved(
     verdict = verdict_of(found.coverage)
     if verdict == "none" and any(verdict_of(covered(part.text, found.hits)) != "none" for part in parts):
         verdict = "partial"
+    if way.window_tokens is not None:
+        best = sorted(every, key=lambda one: -one.score)
+        shown = windows(question.text, best, min(budget, way.window_tokens), count)
     return RetrievedContext(
-        tuple(shown), verdict if shown else "none", found.coverage, found.questions, ranked=every
+        tuple(shown), verdict if shown else "none", found.coverage, found.questions, ranked=every,
+        quotes=way.kind == "quoting",
     )  # fmt: skip
+
+
+def quotations(quotable: Sequence[tuple[str, str]]) -> Constraint:
+    """Returns the constraint of a quoting answer: lines that each quote the text of a label, with at most 60 characters
+    of free text before; or that the sources do not say.
+
+    Raises:
+        ValueError: there is no text to quote.
+    """
+    texts = [(label, " ".join(text.split())) for label, text in quotable]
+    lines = [
+        sequence(f"[{label}] ", Substring(text, min(MIN_QUOTATION, len(text)), MAX_QUOTATION))
+        for label, text in texts
+        if text
+    ]
+    if not lines:
+        raise ValueError("there is no text to quote")
+    line = sequence(OptionalText(Regex(LEAD)), OneOf(tuple(lines)))
+    return OneOf((LiteralText(REFUSAL), Repeat(line, "\n")))
 
 
 def quote(found: RetrievedContext) -> Iterable[tuple[str, CitationRef]]:

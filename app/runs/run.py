@@ -44,7 +44,7 @@ from app.runs.events import (
     ThinkingStarted,
 )
 from app.runs.prompt_builder import DOCUMENTS, History, plan_run
-from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, quote, retrieve_context
+from app.runs.rag import GENERATIVE, REFUSAL, AnswerWay, CheckedAnswer, RetrievedContext, quote, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
 from reasoning.agent import Called, Limited, Returned, Wrote
@@ -103,10 +103,10 @@ class Run:
         watch: RequestWatch,
         on_end: Callable[[RunAnswer], None],
         *,
-        extractive: bool = False,
+        way: AnswerWay = GENERATIVE,
         tool_selector: ToolSelector | None = None,
     ) -> None:
-        """`extractive`: answers from documents are quoted. `tool_selector` chooses tools for small models."""
+        """`way`: to answer from documents. `tool_selector` chooses tools for small models."""
         self.id = id
         self.chat_id = chat_id
         self.user = user
@@ -117,9 +117,10 @@ class Run:
         self._served = served
         self._thoughts = thoughts
         self._library = library
-        self._extractive = extractive
+        self._way = way
         self._tool_selector = tool_selector
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
+        self._found: RetrievedContext | None = None
         self.watch = watch
         self._on_end = on_end
         self._deltas = Deltas(log)
@@ -182,7 +183,7 @@ class Run:
         if ask.collections is not None and not is_small_talk(history.question):
             among = among_of(ask.collections)
             with tracing.span("retrieval"):
-                extractive = self._extractive and self.tools is None  # tools are for a model to call
+                way = self._way if self.tools is None else GENERATIVE  # tools are for a model to call
                 found = await retrieve_context(
                     self._library,
                     self._served,
@@ -190,12 +191,13 @@ class Run:
                     history.question,
                     history.turns,
                     among,
-                    extractive=extractive,
+                    way=way,
                 )
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
                 return "stop"
+            self._found = found
             if found.quoted:
                 self._show(quote(found))
                 return "stop"
@@ -249,6 +251,7 @@ class Run:
             [] if self.tools is None else self.tools.specs, len(plan.prompt), plan.prompt,
             manner=plan.reasoning_config.recorded(), fingerprint=served.engine.fingerprint.hex(),
             numerics=served.engine.numerics.recorded(),
+            quotable=[] if self._found is None else self._found.quotable,
             repetition=None if plan.span.repetition_detection is None else asdict(plan.span.repetition_detection),
             selected=[] if plan.selected is None else [tool.spec() for tool in plan.selected.tools],
         )  # fmt: skip

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.answering.answer_plan import AnswerPlan, ToolLoop, plan_calls, select_call
 from app.answering.reasoning_config import ReasoningResolver, restored
+from app.runs.prompt_builder import quoting
 from engine.model.numerics import Numerics
 from engine.params import RepetitionDetection, Sampling, Span
 from engine.tool_parsers import read_tools
@@ -38,9 +39,10 @@ class Trace:
     """The recipe. `tokens` is the whole sequence at the end, its first `prompt_tokens` the prompt.
 
     `results`: the texts of each step's calls, as the model read them. `limit`: which ended the calling, after how many
-    steps. `selected`: the tool that the first turn had to call, its parameters as they were constrained. `manner`: the
-    answer's recorded `ReasoningConfig`. `fingerprint` is of the model's files, in hex; `numerics` and `repetition`,
-    which would have ended the answer, are None in traces of old. Any: JSON.
+    steps. `selected`: the tool that the first turn had to call, its parameters as they were constrained. `quotable`:
+    labels and texts that the answer was constrained to quote. `manner`: the answer's recorded `ReasoningConfig`.
+    `fingerprint` is of the model's files, in hex; `numerics` and `repetition`, which would have ended the answer, are
+    None in traces of old. Any: JSON.
     """
 
     model: str
@@ -58,6 +60,7 @@ class Trace:
     numerics: dict[str, Any] | None = None
     repetition: dict[str, int] | None = None
     selected: list[dict[str, Any]] = field(default_factory=list)
+    quotable: list[tuple[str, str]] = field(default_factory=list)
     format: int = FORMAT
     type: Literal["trace"] = "trace"
 
@@ -86,6 +89,7 @@ class Trace:
                 "numerics": None,
                 "repetition": None,
                 "selected": [],
+                "quotable": [],
             }
             value = {**old, **value}
         if not isinstance(value, dict) or value.get("type") != "trace" or value.keys() != names:
@@ -182,6 +186,8 @@ async def replay(served: ServedModel, trace: Trace, reasoning_resolver: Reasonin
     prompt = trace.tokens[: trace.prompt_tokens]
     repetition = None if trace.repetition is None else RepetitionDetection(**trace.repetition)
     span = Span(sampling=_sampling(trace), max_tokens=trace.max_tokens, repetition_detection=repetition)
+    if trace.quotable:
+        span = quoting(span, served, trace.quotable)
     reasoning_config = restored(trace.manner, served, reasoning_resolver)
     plan = AnswerPlan(served, prompt, span, trace.room, reasoning_config, trace.variables, tool_plan, selected=selected)
     async with await served.engine.open(prompt, tenant="replay") as seq:

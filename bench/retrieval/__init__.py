@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from app.runs.document_answers import TRIED, name
+from app.runs.rag import GENERATIVE
 from bench import hardware
 from bench.retrieval import answers as retrieval_answers
 from bench.retrieval import everyday, growth, quality, speed
@@ -112,12 +114,13 @@ async def _with_model(
     chosen = Random("answers").sample(asked, scale.answers)
     async with await Engine.start(EngineConfig(model=str(model))) as engine:
         with Library.open(work / "answers", embedder) as library:
-            made: Json = {
-                "model": engine.model_name,
-                "answers": await retrieval_answers.answers(
-                    engine, library, texts, chosen, lambda done, total: tell(f"answers: {done} of {total}")
-                ),
+            ways = {
+                name(way): await retrieval_answers.answers(
+                    engine, library, texts, chosen, lambda done, total: tell(f"answers: {done} of {total}"), way
+                )
+                for way in TRIED
             }
+            made: Json = {"model": engine.model_name, "answers": ways[name(GENERATIVE)], "ways": ways}
             whole = library.collection(quality.USER, "whole").id
             made["fixed_order"] = await retrieval_answers.fixed_order(engine, library, asked[: scale.ordered], whole)
     return made

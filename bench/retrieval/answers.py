@@ -16,7 +16,8 @@ import numpy as np
 
 from app.answering.served_model import ServedModel
 from app.runs.events import CitationRef
-from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext, retrieve_context
+from app.runs.prompt_builder import quoting
+from app.runs.rag import GENERATIVE, REFUSAL, AnswerWay, CheckedAnswer, RetrievedContext, retrieve_context
 from bench.retrieval.quality import USER, JudgedQuestion
 from engine import GREEDY, Engine, Span
 from reasoning.thinking import think_and_answer
@@ -43,9 +44,14 @@ class Answered:
 
 
 async def answers(
-    engine: Engine, library: Library, texts: Sequence[Text], asked: Sequence[JudgedQuestion], tell: Tell
+    engine: Engine,
+    library: Library,
+    texts: Sequence[Text],
+    asked: Sequence[JudgedQuestion],
+    tell: Tell,
+    way: AnswerWay = GENERATIVE,
 ) -> Json:
-    """Every question with its paragraph in one collection and without it in a copy."""
+    """Every question with its paragraph in one collection and without it in a copy, answered in `way`."""
     served = ServedModel(engine, engine.model_name)
     whole = library.collection(USER, "whole").id
     if not library.store.documents(USER, whole):
@@ -54,8 +60,8 @@ async def answers(
     present, removed = list[Answered](), list[Answered]()
     began = time.perf_counter()
     for number, one in enumerate(asked):
-        present.append(await _answer(served, library, one, frozenset({whole})))
-        removed.append(await _without(served, library, one, whole))
+        present.append(await _answer(served, library, one, frozenset({whole}), way))
+        removed.append(await _without(served, library, one, whole, way))
         tell(number + 1, len(asked))
     gold = [_gold(one, by_source) for one in asked]
     spoke = [(a, one, span) for a, one, span in zip(present, asked, gold, strict=True) if not a.refused]
@@ -76,19 +82,21 @@ async def answers(
     }
 
 
-async def _without(served: ServedModel, library: Library, one: JudgedQuestion, whole: int) -> Answered:
+async def _without(served: ServedModel, library: Library, one: JudgedQuestion, whole: int, way: AnswerWay) -> Answered:
     """The same with the paragraph out of sight: its document is in no search of this question."""
     document = next(d for d in library.store.documents(USER, whole) if d.source == one.source)
     text = library.store.text(USER, document.id)
     library.delete(USER, document.id)
     try:
-        return await _answer(served, library, one, frozenset({whole}))
+        return await _answer(served, library, one, frozenset({whole}), way)
     finally:
         library.add(USER, whole, [Text(one.source, text, document.title)])
 
 
-async def _answer(served: ServedModel, library: Library, one: JudgedQuestion, collections: frozenset[int]) -> Answered:
-    found = await retrieve_context(library, served, USER, one.text, [], collections)
+async def _answer(
+    served: ServedModel, library: Library, one: JudgedQuestion, collections: frozenset[int], way: AnswerWay
+) -> Answered:
+    found = await retrieve_context(library, served, USER, one.text, [], collections, way=way)
     if found.verdict == "none":
         return Answered(REFUSAL, (), "none", 0, 1)
     checked = CheckedAnswer(found)
@@ -96,6 +104,8 @@ async def _answer(served: ServedModel, library: Library, one: JudgedQuestion, co
     prompt = await served.chat_tokens(found.messages([{"role": "user", "content": one.text}]), {})
     async with await served.engine.open(prompt, tenant=USER) as sequence:
         span = Span(sampling=GREEDY, max_tokens=MAX_LENGTH)
+        if found.quotable:
+            span = quoting(span, served, found.quotable)
         async with aclosing(think_and_answer(sequence, span, served.markers, opened=False)) as pieces:
             async for piece in pieces:
                 if piece.part == "answer":

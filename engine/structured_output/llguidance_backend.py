@@ -110,6 +110,10 @@ def lark(constraint: Constraint) -> str:
             case spec.Grammar(source):
                 _check_grammar(source)
                 return named("inner", ": %lark {\n" + source + "\n}")
+            case spec.Substring(text, least, most):
+                lengths = f"{least - 1},{most - 1}"
+                inside = json.dumps({"substring_words": text}, ensure_ascii=False)  # by a suffix automaton
+                return named("Q", f": /[\\p{{L}}\\p{{N}}\"'“‘„«(](?s:.{{{lengths}}})/ & %regex {inside}")
             case spec.Until(stop):
                 return named("until", f"[suffix={json.dumps(stop, ensure_ascii=False)}]: /(?s:.*)/")
             case spec.Sequence(parts):

@@ -61,6 +61,26 @@ class Until:
             raise ValueError("Until needs a stop: the empty text stops before anything")
 
 
+@dataclass(frozen=True, slots=True)
+class Substring:
+    """A run of words of `text`, of `min_length` to `max_length` characters, that begins with a word or a quotation
+    mark.
+
+    Raises:
+        ValueError: the lengths contradict each other, or nothing in `text` is long enough.
+    """
+
+    text: str
+    min_length: int = 1
+    max_length: int = 1000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_length <= min(self.max_length, len(self.text)):
+            raise ValueError(
+                f"a run of {self.min_length} to {self.max_length} characters of a text that has {len(self.text)}"
+            )
+
+
 class _Compound:
     """Made of constraints, and looked up often: 64 tools are some 400 texts. All of them stand in one flat tuple, made
     with the constraint or when it is unpickled, which is hashed once and compared without a step of Python."""
@@ -131,7 +151,7 @@ class Repeat(_Compound):
     separator: str
 
 
-Constraint = Literal | JsonSchema | Regex | Grammar | Until | Sequence | OneOf | Optional | Repeat
+Constraint = Literal | JsonSchema | Regex | Grammar | Until | Substring | Sequence | OneOf | Optional | Repeat
 
 JSON_OBJECT = JsonSchema('{"type":"object"}')
 

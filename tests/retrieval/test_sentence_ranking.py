@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from retrieval.prompt_context import PromptSource
-from retrieval.sentence_ranking import RankedSentence, SentenceRanker, with_context
+from retrieval.sentence_ranking import RankedSentence, SentenceRanker, windows, with_context
 from tests.retrieval.words import WordEmbedder
 
 DAMS = (
@@ -111,3 +111,29 @@ def test_a_row_is_found_by_the_names_of_its_columns() -> None:
 def test_a_source_without_the_identifier_of_the_question_does_not_answer() -> None:
     table = "| code | meaning |\n|---|---|\n| E3 | pump blocked |\n| E4 | too hot |\n"
     assert ranked("what is the meaning of code E7?", table, BRIDGE) == []
+
+
+@pytest.mark.parametrize("budget", [0, 20, 60, 1_000])
+def test_windows_are_the_best_statements_at_their_places_within_a_budget(budget: int) -> None:
+    question = "when was the dam of Orsk finished?"
+    best = ranked(question, DAMS, BRIDGE, limit=100)
+    found = windows(question, best, budget, lambda text: len(text.split()))
+    assert sum(len(each.text.split()) + 8 for each in found) <= budget
+    assert [each.label for each in found] == [f"S{number}" for number in range(1, len(found) + 1)]
+    assert [(each.document, each.start) for each in found] == sorted((each.document, each.start) for each in found)
+    for each in found:
+        assert (DAMS, BRIDGE)[each.document - 1][each.start : each.end] == each.text
+    assert budget < 20 or any("finished in 1931" in each.text for each in found)
+
+
+def test_windows_that_touch_are_one() -> None:
+    best = ranked("bridge Kel arches storm", BRIDGE, limit=100)
+    (whole,) = windows("bridge Kel arches storm", best, 1_000, len)
+    assert whole.text == BRIDGE
+
+
+def test_a_windows_place_counts_from_the_beginning_of_its_document() -> None:
+    later = source(1, DAMS, start=500)
+    best = SentenceRanker(WordEmbedder()).rank("when was the dam finished?", [later], lambda stem: 1.0, 1)
+    (found,) = windows("when was the dam finished?", best, 100, lambda text: len(text.split()))
+    assert found.start == 500 + DAMS.index("The dam of Orsk was")

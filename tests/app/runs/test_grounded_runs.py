@@ -40,7 +40,7 @@ def upload(client: httpx.Client, text: str, name: str = "dam.txt") -> int:
 @pytest.fixture
 def written(shelf: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model writes the answers, as with `document_answers = "generative"`."""
-    monkeypatch.setattr(shelf.app.state.ponder.runs, "_extractive", lambda served: False)
+    monkeypatch.setattr(shelf.app.state.ponder.runs, "_way", lambda served: rag.GENERATIVE)
 
 
 @pytest.mark.usefixtures("written")
