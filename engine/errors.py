@@ -43,6 +43,12 @@ class SequenceClosed(EngineError):
     code = "sequence_closed"
 
 
+class FollowerClosed(EngineError):
+    """Another sequence of the span's mixture closed before the span was over; those left end with the last piece."""
+
+    code = "follower_closed"
+
+
 class SequenceBusy(EngineError):
     """A span or a score runs on this handle; wait for it or cancel it first."""
 

@@ -6,6 +6,7 @@ threads. One span or score runs on a handle at a time. Handles belong to the eve
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from engine.core import messages as m
-from engine.errors import ContextLengthExceeded, InvalidParameter, SequenceBusy, SequenceClosed
+from engine.errors import ContextLengthExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
@@ -75,33 +76,61 @@ class Sequence:
             QueueFull: too many spans wait already.
             SequenceBusy, SequenceClosed, EngineStopped: see there.
         """
-        self._check_free()
-        max_tokens = self._check_span(span)
+        return self._generate(span, (), ())
+
+    def generate_mixed(self, others: Iterable[Sequence], weights: Iterable[float], span: Span) -> SpanStream:
+        """Starts one span that this sequence and `others` write together: each token is sampled from the weighted sum
+        of their distributions, and appended to all of them. RAG-Token (Lewis et al. 2020), where each has another
+        document.
+
+        `weights`: this sequence's, then one for each of `others`; they are divided by their sum. Sampling, stops,
+        log-probabilities and a constraint apply to the mixture. Random numbers and penalties are of this sequence, and
+        so are the counts of the prompt. Until the span is over all of them are busy. If one of `others` closes
+        meanwhile the span fails; a span that is left early truncates all of them.
+
+        Raises:
+            InvalidParameter: also when `weights` are not one positive, finite number for each sequence, a sequence is
+                there twice or of another engine, or the span has `prompt_logprobs`.
+            FollowerClosed: from the stream, when one of `others` closed.
+            ContextLengthExceeded, QueueFull, SequenceBusy, SequenceClosed, EngineStopped: as `generate`, for each.
+        """
+        followers, shares = tuple(others), tuple(weights)
+        members = (self, *followers)
+        if len({id(each) for each in members}) < len(members):
+            raise InvalidParameter("others", "others has a sequence twice, or the leader; accepted: each once.")
+        if any(each._engine is not self._engine for each in followers):
+            raise InvalidParameter("others", "others has a sequence of another engine; accepted: of the same one.")
+        if len(shares) != len(members) or not all(share > 0 and math.isfinite(share) for share in shares):
+            raise InvalidParameter(
+                "weights", f"weights are {list(shares)}; accepted: {len(members)} positive, finite numbers, the "
+                "leader's first. Leave out a sequence of weight 0.",
+            )  # fmt: skip
+        if span.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "prompt_logprobs is set, and the sequences of a mixture have several prompts; "
+                "accepted: None.",
+            )  # fmt: skip
+        total = math.fsum(shares)
+        return self._generate(span, followers, tuple(math.log(share) - math.log(total) for share in shares))
+
+    def _generate(self, span: Span, followers: tuple[Sequence, ...], log_weights: tuple[float, ...]) -> SpanStream:
+        members = (self, *followers)
+        for each in members:
+            each._check_free()
+        max_tokens = min(each._check_span(span) for each in members)
         self._engine.check_queue()
         seed = span.sampling.seed if span.sampling.seed is not None else secrets.randbits(63)
         request = self._engine.request()
-        self._engine.post(m.Generate(self._id, request.id, span, seed, max_tokens))
-        self._busy = True
-        return SpanStream(self, self._engine, request)
+        ids = tuple(each._id for each in followers)
+        weights = log_weights if followers else ()  # alone it is a span like any other
+        self._engine.post(m.Generate(self._id, request.id, span, seed, max_tokens, followers=ids, log_weights=weights))
+        for each in members:
+            each._busy = True
+        return SpanStream(self, self._engine, request, followers)
 
     async def generate_all(self, span: Span) -> SpanResult:
         """Runs one span to its end. Raises the errors of `generate`."""
-        with self.generate(span) as stream:
-            pieces = [piece async for piece in stream]
-        first, last = pieces[0], pieces[-1]
-        assert last.finish_reason is not None
-        return SpanResult(
-            token_ids=tuple(t for p in pieces for t in p.token_ids),
-            text="".join(p.text for p in pieces),
-            logprobs=tuple(lp for p in pieces for lp in p.logprobs),
-            prompt_logprobs=first.prompt_logprobs,
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
-            prompt_tokens=first.prompt_tokens,
-            cached_tokens=first.cached_tokens,
-            sections=_sections(pieces),
-        )
-
+        return await self.generate(span).result()
     def fork(self, n: int = 1, *, scope: Sequence | None = None) -> list[Sequence]:
         """Forks `n` children with the same tokens, K/V and penalty counts, and random keys of their own.
 
@@ -285,8 +314,12 @@ class SpanStream:
     the span and truncates the sequence to the yielded tokens, so caller and engine never disagree about its tokens.
     """
 
-    def __init__(self, sequence: Sequence, engine: Client, request: PendingRequest) -> None:
+    def __init__(
+        self, sequence: Sequence, engine: Client, request: PendingRequest, followers: tuple[Sequence, ...] = ()
+    ) -> None:
+        """`followers` get the sequence's tokens, too."""
         self._sequence = sequence
+        self._members = (sequence, *followers)
         self._engine = engine
         self._request = request
         self._replies: deque[m.Reply] = deque()
@@ -315,6 +348,7 @@ class SpanStream:
         if isinstance(reply, m.Closed):
             self._end()
             self._sequence._mark_closed()
+            self._truncate()
             raise SequenceClosed(f"The sequence ended while a span ran on it: {reply.reason}.")
         if isinstance(reply, m.RequestRefused):
             self._end()
@@ -323,16 +357,39 @@ class SpanStream:
             raise ConstraintRefused(reply.reasons)
         if isinstance(reply, m.RequestFailed):
             self._end()
-            self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
+            self._truncate()
+            if self._sequence._closed:
+                raise SequenceClosed("The sequence is closed.")
+            if reply.follower_closed:
+                raise FollowerClosed(f"The span ended: {reply.reason}.")
             raise ConstraintFailed(reply.reason)
         assert isinstance(reply, m.OutputPiece)
         output = reply.output
-        self._sequence._tokens.extend(output.token_ids)
+        for each in self._members:
+            each._tokens.extend(output.token_ids)
         if output.finish_reason is not None:
             self._end()
         if output.finish_reason == "deadline":
             self._sequence._mark_closed()
         return output
+
+    async def result(self) -> SpanResult:
+        """Runs the span to its end. Raises the errors of `__anext__`."""
+        with self:
+            pieces = [piece async for piece in self]
+        first, last = pieces[0], pieces[-1]
+        assert last.finish_reason is not None
+        return SpanResult(
+            token_ids=tuple(t for p in pieces for t in p.token_ids),
+            text="".join(p.text for p in pieces),
+            logprobs=tuple(lp for p in pieces for lp in p.logprobs),
+            prompt_logprobs=first.prompt_logprobs,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.cached_tokens,
+            sections=_sections(pieces),
+        )
 
     async def _next(self) -> m.Reply:
         if not self._replies:
@@ -345,7 +402,7 @@ class SpanStream:
             self._end()
             if not self._sequence._closed:
                 self._engine.post(m.Cancel(self._sequence._id, self._request.id))
-                self._engine.post(m.Truncate(self._sequence._id, len(self._sequence)))
+            self._truncate()
 
     async def aclose(self) -> None:
         """Does the same, for `contextlib.aclosing`."""
@@ -354,7 +411,14 @@ class SpanStream:
     def _end(self) -> None:
         self._over = True
         self._engine.forget(self._request)
-        self._sequence._busy = False
+        for each in self._members:
+            each._busy = False
+
+    def _truncate(self) -> None:
+        """Cuts the sequences that are open back to the tokens that were yielded."""
+        for each in self._members:
+            if not each._closed:
+                self._engine.post(m.Truncate(each._id, len(each)))
 
     def __enter__(self) -> Self:
         return self

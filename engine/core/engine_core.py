@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
+from engine.core.mixture import Mixture
 from engine.core.output_processor import OutputProcessor, score_jobs
 from engine.core.repetition import RepetitionDetector
-from engine.core.request import ScoreJob, SequenceState, SpanJob
+from engine.core.request import FollowerJob, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import is_greedy, looks_back
 from engine.core.scheduler import Scheduler
 from engine.core.span_state import SpanState
@@ -248,6 +249,8 @@ class EngineCore:
             delivered=command.delivered,
             repetition=None if span.repetition_detection is None else RepetitionDetector(span.repetition_detection),
         )
+        if command.followers and not self._mix(seq, job, command):
+            return
         if span.constraint is None:
             self._submit(seq, job)
             return
@@ -267,6 +270,24 @@ class EngineCore:
         if outcome is not None:
             self._constrain(seq, request, outcome)
 
+    def _mix(self, seq: SequenceState, job: SpanJob, command: m.Generate) -> bool:
+        """Makes the sequence the leader of a mixture; False, and the span has failed, where a follower is closed."""
+        followers = [each for id in command.followers if (each := self._sequences.get(id)) is not None]
+        if len(followers) < len(command.followers):
+            seq.job = None
+            self._replies.append(m.RequestFailed(job.id, "a sequence of the mixture is closed", follower_closed=True))
+            return False
+        job.mixture = Mixture((seq.id, *command.followers), command.log_weights)
+        for each in followers:
+            each.job = FollowerJob(job.mixture, seq, len(each))
+        return True
+
+    def _followers(self, job: SpanJob) -> list[tuple[SequenceState, FollowerJob]]:
+        """Returns the followers of a span's mixture, with their jobs."""
+        ids = () if job.mixture is None else job.mixture.followers
+        found = [self._sequences[id] for id in ids if id in self._sequences]
+        return [(each, each.job) for each in found if isinstance(each.job, FollowerJob)]
+
     def _constrain(self, seq: SequenceState, request: int, outcome: Outcome) -> None:
         """Takes a compiled part of the span's constraint, or refuses the span; without effect if the span has ended
         meanwhile."""
@@ -275,7 +296,7 @@ class EngineCore:
             return
         job.awaited = None
         if isinstance(outcome, ConstraintRefused):
-            self._scheduler.finish(seq)
+            self.finish(seq)
             self._compiled(request, outcome)
             return
         assert job.span.constraint is not None
@@ -290,6 +311,9 @@ class EngineCore:
             self._processor.fail(seq, job, failed)
             return
         self._scheduler.submit(seq)
+        self.share(seq, job)
+        for follower, _ in self._followers(job):
+            self._scheduler.submit(follower)
 
     def _stop_waiting(self, seq: SequenceState, job: SpanJob) -> None:
         """Cancels the compilation that only this span waits for."""
@@ -325,7 +349,14 @@ class EngineCore:
         match seq.job:
             case SpanJob() as job:
                 self._stop_waiting(seq, job)
+                self.finish(seq)
                 self._replies.append(m.Closed(job.id, reason))
+            case FollowerJob(_, leader):
+                assert isinstance(leader.job, SpanJob)
+                request, why = leader.job.id, f"a sequence of the mixture closed: {reason}"
+                self._stop_waiting(leader, leader.job)
+                self.finish(leader)
+                self._replies.append(m.RequestFailed(request, why, follower_closed=True))
             case ScoreJob() as job:
                 job.request.open_children -= 1
                 if job.request.open_children == 0:
@@ -333,8 +364,10 @@ class EngineCore:
         self.drop(seq)
 
     def finish(self, seq: SequenceState) -> None:
-        """Ends the sequence's job."""
-        self._scheduler.finish(seq)
+        """Ends the sequence's job, and those of its followers."""
+        followers = self._followers(seq.job) if isinstance(seq.job, SpanJob) else []
+        for each in (seq, *(follower for follower, _ in followers)):
+            self._scheduler.finish(each)
 
     def drop(self, seq: SequenceState) -> None:
         """Removes the sequence."""
@@ -347,6 +380,20 @@ class EngineCore:
     def resample(self, seq: SequenceState) -> None:
         """Discards the token that the sequence sampled last."""
         self._scheduler.resample(seq)
+
+    def park(self, seq: SequenceState) -> None:
+        """Parks a member of a mixture until the others have delivered."""
+        self._scheduler.park(seq)
+
+    def share(self, seq: SequenceState, job: SpanJob) -> None:
+        """Appends the tokens of a leader's span to its followers, as far as they lack them."""
+        for follower, following in self._followers(job):
+            follower.append(seq.tokens[job.prompt_tokens + len(follower) - following.start :], generated=True)
+
+    def unpark(self, seq: SequenceState, job: SpanJob) -> None:
+        """Queues the members of a mixture again that waited for the others."""
+        for each in (seq, *(follower for follower, _ in self._followers(job))):
+            self._scheduler.unpark(each)
 
     # -- steps
 
@@ -402,7 +449,7 @@ class EngineCore:
     def _end_span(self, seq: SequenceState, job: SpanJob, finish: FinishReason) -> None:
         """Ends a span from outside."""
         self._stop_waiting(seq, job)
-        self._scheduler.finish(seq)
+        self.finish(seq)
         self._processor.emit(seq, job, self._span_state.finish(job, finish, None))
 
     # -- statistics

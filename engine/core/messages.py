@@ -52,7 +52,8 @@ class Append:
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Starts a span. One that another core began goes on after its `delivered` tokens, which the sequence does not have
-    yet; `begun`: its first piece was sent."""
+    yet; `begun`: its first piece was sent. With `followers` these sequences are a mixture with this one, of
+    `log_weights`, its own first; they get the span's tokens, too."""
 
     sequence: int
     request: int
@@ -61,6 +62,8 @@ class Generate:
     max_tokens: int
     delivered: tuple[int, ...] = ()
     begun: bool = False
+    followers: tuple[int, ...] = ()
+    log_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +229,12 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """Reports that the span's constraint could not go on. The sequence may have tokens that no piece had: truncate
-    it."""
+    """Reports that the span's constraint could not go on, or that a follower of its mixture closed. The sequences may
+    have tokens that no piece had: truncate them."""
 
     request: int
     reason: str
+    follower_closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

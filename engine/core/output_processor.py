@@ -9,7 +9,7 @@ log-probabilities of many rows are computed at once, and come back in one copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.core import messages as m
-from engine.core.request import Job, ScoreGroup, ScoreJob, SequenceState, SpanJob
+from engine.core.request import FollowerJob, Job, ScoreGroup, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
 from engine.core.sampling_types import PendingSamples, RowSampling
 from engine.core.span_state import SpanState, row_sampling
@@ -123,18 +123,32 @@ class JobListener(Protocol):
         """Samples the token again; the one before is invalid."""
         ...
 
+    def park(self, seq: SequenceState) -> None:
+        """Lets a member of a mixture wait for the others."""
+        ...
+
+    def share(self, seq: SequenceState, job: SpanJob) -> None:
+        """Gives the followers of a mixture the tokens that its leader `seq` has taken."""
+        ...
+
+    def unpark(self, seq: SequenceState, job: SpanJob) -> None:
+        """Lets all members of a mixture go on."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingInFlight:
     """A step's samples in flight, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
     `only_samples` every row samples, and no logits are read. `ahead`: launched before the tokens of the step before
-    were known. `done`: the event of the step's end, where nothing is fetched from it."""
+    were known. `parked`: members of mixtures that are not complete yet, with their jobs. `done`: the event of the
+    step's end, where nothing is fetched from it."""
 
     spans: list[tuple[SequenceState, SpanJob]]
     failed: dict[int, ConstraintFailed]
     samples: PendingSamples | None
     only_samples: bool
     ahead: bool
+    parked: tuple[tuple[SequenceState, Job], ...] = ()
     done: torch.cuda.Event | None = None
 
 
@@ -146,6 +160,28 @@ def _reads(job: Job | None) -> bool:
 def _rows(logits: Tensor, index: list[int]) -> Tensor:
     """Copies some rows."""
     return logits.index_select(0, to_device(torch.tensor(index), logits.device))
+
+
+@dataclass(slots=True)
+class MixedRows:
+    """Rows of the mixtures in one step: those complete, as (1, vocabulary) each, with their leaders' spans, and the
+    members of the others."""
+
+    spans: list[tuple[SequenceState, SpanJob]] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    parked: list[tuple[SequenceState, Job]] = field(default_factory=list)
+
+    def deliver(self, seq: SequenceState, job: SpanJob | FollowerJob, logits: Tensor) -> None:
+        leader = job.leader if isinstance(job, FollowerJob) else seq
+        leading = leader.job
+        assert isinstance(leading, SpanJob) and leading.mixture is not None
+        self.parked.append((seq, job))
+        complete = leading.mixture.deliver(seq.id, logits)
+        if complete is not None:
+            self.spans.append((leader, leading))
+            self.rows.append(complete[None])
+            members = leading.mixture.members
+            self.parked = [each for each in self.parked if each[0].id not in members]
 
 
 class OutputProcessor:
@@ -166,27 +202,37 @@ class OutputProcessor:
         spans: list[tuple[SequenceState, SpanJob]] = []
         requests: list[RowSampling | None] = []
         index: list[int] = []
+        mixed = MixedRows()
         at = 0
         for row in rows:
             seq, end = row.seq, row.start + row.count
             at += max(0, end - max(row.start, row.logits_from))
             unknown = int(row.sampled_at is not None)
-            if isinstance(seq.job, SpanJob) and end == len(seq.tokens) + unknown:
-                spans.append((seq, seq.job))
-                requests.append(row_sampling(seq, seq.job, unknown))
-                index.append(at - 1)
+            job = seq.job
+            if job is None or isinstance(job, ScoreJob) or end != len(seq.tokens) + unknown:
+                continue
+            if isinstance(job, FollowerJob) or job.mixture is not None:
+                mixed.deliver(seq, job, logits[at - 1])
+                continue
+            spans.append((seq, job))
+            requests.append(row_sampling(seq, job, unknown))
+            index.append(at - 1)
+        spans += mixed.spans
+        requests += [row_sampling(seq, job) for seq, job in mixed.spans]
+        parked = tuple(mixed.parked)
         if not spans:
             done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
             if done is not None:
                 done.record()
-            return SamplingInFlight([], {}, None, only_samples=False, ahead=False, done=done)
+            return SamplingInFlight([], {}, None, only_samples=False, ahead=False, parked=parked, done=done)
         # sampling changes logits in place, and prompts and scores need the model's own
         whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
         apply_mask = self._masking.apply_mask([job for _, job in spans], failed)
-        samples = begin_sampling(logits if whole else _rows(logits, index), requests, apply_mask)
+        rows_of_spans = logits if whole else torch.cat([_rows(logits, index), *mixed.rows])
+        samples = begin_sampling(rows_of_spans, requests, apply_mask)
         only_samples = whole and len(spans) == len(rows)
-        return SamplingInFlight(spans, failed, samples, only_samples, ahead=rows[0].sampled_at is not None)
+        return SamplingInFlight(spans, failed, samples, only_samples, rows[0].sampled_at is not None, parked)
 
     def collect(self, rows: list[Row], logits: Tensor, begun: SamplingInFlight) -> None:
         """Hands each row's logits to its job, and takes the tokens sampled since `sample`."""
@@ -203,7 +249,7 @@ class OutputProcessor:
                     self._read_prompt(seq, job, first, logits[at : at + wanted])
                 if end < len(seq.tokens) and not job.announced:
                     self._emit(m.PromptProgress(job.id, Prefill(end, len(seq), seq.cached_tokens)))
-            elif job is not None:
+            elif isinstance(job, ScoreJob):
                 scores.append((job, first, range(at, at + wanted)))
                 if end == len(seq):
                     scored.append((seq, job))
@@ -211,6 +257,9 @@ class OutputProcessor:
         if scores:
             read_scores(logits, scores)
             self._end_scores(scored)
+        for seq, job in begun.parked:
+            if seq.job is job:
+                self._ending.park(seq)
         if begun.samples is not None:
             self._take(begun, begun.samples)
 
@@ -259,6 +308,10 @@ class OutputProcessor:
             except ConstraintFailed as failure:
                 self.fail(seq, job, failure)
                 continue
+            if job.mixture is not None:
+                self._ending.share(seq, job)
+                if goes_on:
+                    self._ending.unpark(seq, job)
             self.generated_tokens += job.produced - produced
             self._pending.append((seq, job))
             if not goes_on:

@@ -1,4 +1,4 @@
-"""State of a sequence in the core, and the span and score jobs that run on it. Plain data.
+"""State of a sequence in the core, and the jobs that run on it: spans, scores, parts in a mixture. Plain data.
 
 A sequence has its tokens, which of them have K/V, and in which blocks. K/V is only a cache of the tokens: `table` and
 `kv_len` may be dropped at any time and are recomputed. A job gives the first position whose logits it needs, and
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from engine.core.mixture import Mixture
 from engine.core.repetition import RepetitionDetector
 from engine.core.sampling_types import mix64
 from engine.kv_cache.block_pool import chain_digest
@@ -50,6 +51,7 @@ class SpanJob:
     logprob: TokenLogprob | None = None  # the token's
     ended: tuple[FinishReason, int | None] | None = None  # by the newest token's id, a repetition or the span's length
     repetition: RepetitionDetector | None = None
+    mixture: Mixture | None = None  # that this sequence leads
 
     def logits_from(self, length: int) -> int:
         return 0 if self.reading_prompt else length - 1
@@ -57,7 +59,7 @@ class SpanJob:
     def goes_on(self) -> bool | None:
         """Returns whether the token in flight will not be the last by the span's length; None where the sampling of the
         one after depends on it. (While any token may come, the constraint is assumed to stay open.)"""
-        if self.looks_back or not self.open:
+        if self.looks_back or not self.open or self.mixture is not None:
             return None
         return self.produced + 1 < self.max_tokens
 
@@ -94,7 +96,23 @@ class ScoreGroup:
     open_children: int = 0
 
 
-Job = SpanJob | ScoreJob
+@dataclass(slots=True, eq=False)
+class FollowerJob:
+    """Gives its logits to a mixture, and takes over the tokens of `leader`, which has the span. `start`: the follower's
+    length before it."""
+
+    mixture: Mixture
+    leader: SequenceState
+    start: int
+
+    def logits_from(self, length: int) -> int:
+        return length - 1
+
+    def goes_on(self) -> None:
+        """Returns None: its next token is its leader's."""
+
+
+Job = SpanJob | ScoreJob | FollowerJob
 
 
 @dataclass(slots=True, eq=False)

@@ -100,10 +100,23 @@ class Scheduler:
     def finish(self, seq: SequenceState) -> None:
         """Ends the job; K/V stays until the sequence closes or its blocks are needed."""
         seq.job = None
+        self.park(seq)
+
+    def park(self, seq: SequenceState) -> None:
+        """Makes a sequence idle. In a mixture one waits so for the others' logits: it holds no place, and its blocks
+        may be reclaimed, so that the others can always run. No step may be in flight."""
         seq.used_at = self._clock()
         self._forget(seq)
         if seq.table:
             self.idle[seq.id] = seq
+
+    def unpark(self, seq: SequenceState) -> None:
+        """Queues a parked sequence again, if it is; it keeps its turn. No step may be in flight."""
+        if seq.id not in self.running and seq.id not in self.waiting:
+            self.idle.pop(seq.id, None)
+            self._rewind(seq)
+            self.waiting[seq.id] = seq
+            self._stalled = False
 
     def resample(self, seq: SequenceState) -> None:
         """Rewinds the sequence so that the logits of its last token are computed again."""

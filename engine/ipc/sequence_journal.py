@@ -43,6 +43,7 @@ class _Known:
     forks: int = 0
     children: set[int] = field(default_factory=set)
     running: _Running | None = None
+    followers: list[_Known] = field(default_factory=list)  # of the running span: they have its tokens once it is over
 
 
 class SequenceJournal:
@@ -168,6 +169,8 @@ class SequenceJournal:
             case m.Generate() | m.Score():
                 if isinstance(command, m.Score):
                     known.forks += children_of(command.candidates)
+                else:
+                    known.followers = [self._sequences[id] for id in command.followers if id in self._sequences]
                 known.running = _Running(command, len(known.tokens))
                 self._owners[command.request] = known
             case m.Cancel(_, request):
@@ -181,13 +184,17 @@ class SequenceJournal:
         owner.children.add(child)
         self._sequences[child] = replace(
             known, id=child, scope=scope, tokens=known.tokens.copy(), generated=known.generated.copy(),
-            stream=mix64(known.stream, known.forks), forks=0, children=set(), running=None,
+            stream=mix64(known.stream, known.forks), forks=0, children=set(), running=None, followers=[],
         )  # fmt: skip
 
     def _over(self, known: _Known) -> None:
         if known.running is not None:
             del self._owners[known.running.command.request]
-            known.running = None
+            for each in known.followers:
+                tokens = known.tokens[known.running.start :]
+                each.tokens.extend(tokens)
+                each.generated.extend(b"\1" * len(tokens))
+            known.running, known.followers = None, []
 
     def _drop(self, sequence: int) -> None:
         known = self._sequences.pop(sequence, None)

@@ -36,7 +36,8 @@ _Span = msgspec.defstruct("_Span", [(name, _hints[name]) for name in _span_field
 class _Generate(msgspec.Struct, array_like=True):
     """`messages.Generate`, its constraint apart."""
 
-    rest: tuple[int, int, int, int, tuple[int, ...], bool]  # all fields but the span, in order
+    # all fields but the span, in order
+    rest: tuple[int, int, int, int, tuple[int, ...], bool, tuple[int, ...], tuple[float, ...]]
     span: _Span  # type: ignore[valid-type]  # made above, from the fields of `Span`
     layout: Layout | None
     parts: list[Plain]  # of the constraint, the body's first
@@ -114,13 +115,13 @@ def decode_replies(data: bytes) -> list[Any]:
 def _command(message: object) -> m.Command | Hello:
     match message:
         case _Generate(rest, span, layout, parts):
-            sequence, request, seed, max_tokens, delivered, begun = rest
+            sequence, request, *others = rest
             constraint = None
             if layout is not None:
                 body, *answer = map(_constraint, parts)
                 constraint = Constrained(body, layout, *answer)
             made = Span(**{name: getattr(span, name) for name in _span_fields}, constraint=constraint)
-            return m.Generate(sequence, request, made, seed, max_tokens, delivered, begun)
+            return m.Generate(sequence, request, made, *others)
         case _Constraint(request, tenant, constraint):
             return m.Compile(request, _constraint(constraint), tenant)
     return message  # type: ignore[return-value]  # the rest need no decoding
@@ -129,7 +130,8 @@ def _command(message: object) -> m.Command | Hello:
 def _generate(command: m.Generate) -> _Generate:
     span, held = command.span, command.span.constraint
     rest = (
-        command.sequence, command.request, command.seed, command.max_tokens, command.delivered, command.begun
+        command.sequence, command.request, command.seed, command.max_tokens, command.delivered, command.begun,
+        command.followers, command.log_weights,
     )  # fmt: skip
     made = _Span(*(getattr(span, name) for name in _span_fields))
     if held is None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.request import SpanJob
+from engine.core.request import FollowerJob, SpanJob
 from engine.core.step import Row
 from engine.kernels.buffers import to_device
 from engine.kernels.token_bitmask import apply_token_bitmask
@@ -106,10 +106,13 @@ class Masking:
     def start(self, rows: Sequence[Row]) -> None:
         """Starts filling the masks of the rows that sample in this step."""
         self._modes = {}
-        for row in rows:
-            job = row.seq.job
-            if isinstance(job, SpanJob) and job.modes is not None and row.end == len(row.seq):
-                self._modes[job.id] = job.modes
+        ending = {row.seq.id: row.seq.job for row in rows if row.end == len(row.seq)}
+        for job in ending.values():
+            leading = job.leader.job if isinstance(job, FollowerJob) else job
+            if not isinstance(leading, SpanJob) or leading.modes is None:
+                continue
+            if leading.mixture is None or leading.mixture.completed_by(ending.keys()):
+                self._modes[leading.id] = leading.modes
         if self._modes:
             assert self._masks is not None
             self._masks.start(list(self._modes.values()))
