@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Sequence,
         Span,
         SpanResult,
+        SpanStream,
         Tokenizer,
         TokenLogprob,
     )
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, accept, prefill
     from reasoning.dialogue import ChatFormat, after_answer
     from reasoning.strategy import Context as StrategyContext
-    from reasoning.strategy import Event, Options, Spent, Yields, refuse_fields, strategy
+    from reasoning.strategy import ContextDocument, Event, Options, Spent, Yields, refuse_fields, strategy
     from reasoning.thinking import Answering, Markers, Piece, empty_thinking, think_and_answer
     from reasoning.tree import Asking, Problem, Reply, SearchEnded, Thought, TreeOptions
     from reasoning.tree.search import search  # by its own module: the package has one of that name
@@ -52,6 +53,7 @@ __all__ = [
     "Candidates",
     "ChatFormat",
     "Context",
+    "ContextDocument",
     "ContextLengthExceeded",
     "Depends",
     "Engine",
@@ -76,6 +78,7 @@ __all__ = [
     "Source",
     "Span",
     "SpanResult",
+    "SpanStream",
     "Spent",
     "StrategyContext",
     "Thought",
@@ -120,13 +123,14 @@ _NAMES_BY_MODULE = {
         "Sequence",
         "Span",
         "SpanResult",
+        "SpanStream",
         "TokenLogprob",
         "Tokenizer",
     ],
     "engine.beam_search": ["beam_search"],
     "reasoning.candidate": ["Candidate", "CandidateChosen", "CandidateDone", "Candidates", "accept", "prefill"],
     "reasoning.dialogue": ["ChatFormat", "after_answer"],
-    "reasoning.strategy": ["Event", "Options", "Spent", "Yields", "refuse_fields", "strategy"],
+    "reasoning.strategy": ["ContextDocument", "Event", "Options", "Spent", "Yields", "refuse_fields", "strategy"],
     "reasoning.thinking": ["Answering", "Markers", "Piece", "empty_thinking", "think_and_answer"],
     "reasoning.tree": ["Asking", "Problem", "Reply", "SearchEnded", "Thought", "TreeOptions", "search"],
     "reasoning.verify": ["read_labels", "run_check", "verifier"],

@@ -25,6 +25,7 @@ from engine.errors import EngineError, InvalidParameter
 from reasoning.beam import beam
 from reasoning.best_of_n import best_of_n
 from reasoning.budget import budget
+from reasoning.rag import rag_sequence, rag_token
 from reasoning.self_consistency import self_consistency
 from reasoning.strategy import Context, Event, Options, Strategy
 from reasoning.thinking import Piece
@@ -42,7 +43,8 @@ CLOSING_S = 5.0  # for a cancelled strategy to end
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
-BUILT_IN: tuple[Strategy[Any], ...] = (budget, best_of_n, self_consistency, tree, beam)  # Any: each has its own options
+# Any: each has its own options
+BUILT_IN: tuple[Strategy[Any], ...] = (budget, best_of_n, self_consistency, tree, beam, rag_token, rag_sequence)
 
 
 class StrategyError(EngineError):

@@ -53,12 +53,21 @@ Check = Callable[[str], float | Awaitable[float]]  # scores an answer's text fro
 
 
 @dataclass(frozen=True, slots=True)
+class ContextDocument:
+    """A document that was retrieved for the question: the whole prompt with it alone, and its retrieval score."""
+
+    prompt: tuple[int, ...]
+    score: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The context of a strategy beside the sequence.
 
     `span` is the answer's: sampling, stops, constraint, and `max_tokens` (always set) for thinking and answer together.
     With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` scores an answer's text,
-    where the request brings one. `problem` is a task for a search, see `reasoning.tree`. `variables`
+    where the request brings one. `documents` are there where the answer rests on some. `problem` is a task for a search, see `reasoning.tree`. `variables`
     are the chat template's.
     """
 
@@ -69,6 +78,7 @@ class Context:
     closed: bool = False
     calls: bool = False
     checker: Check | None = None
+    documents: tuple[ContextDocument, ...] = ()
     problem: Any = None  # Any: a Problem with states of any type
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
     quota: StrategyQuota = field(default_factory=StrategyQuota)
@@ -94,7 +104,8 @@ class Strategy(Generic[OptionsT]):
     """`run(seq, context, options)` yields the answer's pieces, the last one with a finish reason, and events.
 
     It works on `seq` and may fork it: forks are closed when it ends. The tokens it leaves in `seq` are the turn.
-    `takes_checker` says whether it asks the request's checker, given its options.
+    `takes_checker` says whether it asks the request's checker, given its options, and `takes_documents` whether it
+    reads the context's documents: preparing their prompts takes time.
     """
 
     name: str
@@ -102,6 +113,7 @@ class Strategy(Generic[OptionsT]):
     run: Callable[[EngineSequence, Context, OptionsT], Yields]
     origin: str = "ponder"
     takes_checker: Callable[[OptionsT], bool] = lambda _: False
+    takes_documents: bool = False
 
     @property
     def about(self) -> str:
@@ -110,11 +122,12 @@ class Strategy(Generic[OptionsT]):
 
 
 def strategy(
-    name: str, options: type[OptionsT], *, takes_checker: Callable[[OptionsT], bool] = lambda _: False
+    name: str, options: type[OptionsT], *, takes_checker: Callable[[OptionsT], bool] = lambda _: False,
+    takes_documents: bool = False,
 ) -> Callable[[Callable[[EngineSequence, Context, OptionsT], Yields]], Strategy[OptionsT]]:
     """Makes a strategy of an async generator function; a request's checker is refused unless it `takes_checker`."""
 
     def made(run: Callable[[EngineSequence, Context, OptionsT], Yields]) -> Strategy[OptionsT]:
-        return Strategy(name, options, run, takes_checker=takes_checker)
+        return Strategy(name, options, run, takes_checker=takes_checker, takes_documents=takes_documents)
 
     return made

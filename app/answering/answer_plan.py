@@ -19,7 +19,7 @@ from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
 from reasoning.agent import NEVER, Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
-from reasoning.strategy import Event
+from reasoning.strategy import ContextDocument, Event
 from reasoning.thinking import Piece, plain
 from reasoning.turn import Turn
 
@@ -67,6 +67,7 @@ class AnswerPlan:
     warnings: tuple[str, ...] = ()
     answer_tokens: int | None = None
     selected: SelectedCall | None = None
+    documents: tuple[ContextDocument, ...] = ()  # for a strategy that takes them
 
     @property
     def limit(self) -> int:
@@ -88,7 +89,9 @@ class AnswerPlan:
 
     def generator(self, on_event: Callable[[Event], None] = lambda event: None) -> AnswerGenerator:
         """Returns the generator of the answer's turns; `on_event` hears the events of its strategy."""
-        return AnswerGenerator(self.reasoning_config, self.served, self.variables, on_event, self.answer_tokens)
+        return AnswerGenerator(
+            self.reasoning_config, self.served, self.variables, on_event, self.answer_tokens, self.documents
+        )
 
     def generate(
         self, seq: EngineSequence, on_event: Callable[[Event], None] = lambda event: None

@@ -21,7 +21,7 @@ from engine.errors import InvalidParameter
 from engine.params import Span
 from reasoning.budget import BudgetForcing, ThinkingBudget
 from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
-from reasoning.strategy import Check, Context, Event, Options, Strategy, StrategyQuota, Yields
+from reasoning.strategy import Check, Context, ContextDocument, Event, Options, Strategy, StrategyQuota, Yields
 from reasoning.thinking import Markers, Piece, empty_thinking, think_and_answer
 
 if TYPE_CHECKING:
@@ -173,6 +173,11 @@ class ReasoningConfig:
         opened = served.opens_thinking(tokens)
         return [*tokens, *empty_thinking(served.engine.tokenizer, served.markers, opened=opened)]
 
+    @property
+    def reads_documents(self) -> bool:
+        """Returns whether the strategy works on documents."""
+        return self.strategy is not None and self.strategy.takes_documents
+
     def check(self, *, answers: int = 1) -> None:
         """
         Raises:
@@ -253,8 +258,10 @@ class AnswerGenerator:
         variables: Mapping[str, Any],  # Any: a model's authors name them
         on_event: Callable[[Event], None] = lambda event: None,
         answer_tokens: int | None = None,
+        documents: tuple[ContextDocument, ...] = (),
     ) -> None:
-        """`answer_tokens`: at most so many tokens of a turn are no thinking."""
+        """`answer_tokens`: at most so many tokens of a turn are no thinking. `documents` are for a strategy."""
+        self._documents = documents
         self._reasoning_config = reasoning_config
         self._answer_tokens = answer_tokens
         self._served = served
@@ -314,7 +321,7 @@ class AnswerGenerator:
         reasoning_config, tokenizer = self._reasoning_config, self._served.engine.tokenizer
         context = Context(
             tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
-            checker=reasoning_config.checker, variables=self._variables, quota=reasoning_config.quota,
+            checker=reasoning_config.checker, documents=self._documents, variables=self._variables, quota=reasoning_config.quota,
         )  # fmt: skip
         running = run_strategy(chosen, seq, context, reasoning_config.options, timeout_s=reasoning_config.seconds)
         try:

@@ -27,6 +27,7 @@ from engine.errors import ChatTemplateError
 from engine.params import RepetitionDetection, Span
 from engine.structured_output.layout import Constrained, Layout
 from engine.tool_parsers import read_tools
+from reasoning.strategy import ContextDocument
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
 IMPORTED = "an imported chat"  # with words that may be anybody's
@@ -141,7 +142,7 @@ async def plan_run(
     """
     variables = reasoning_config.variables
 
-    async def tokens(messages: Messages) -> list[int]:
+    async def tokens(messages: Messages, found: RetrievedContext | None = found) -> list[int]:
         shown = messages if found is None else found.messages(messages)
         return reasoning_config.prompt(await served.chat_tokens(shown, variables, specs), served)
 
@@ -175,10 +176,17 @@ async def plan_run(
             if served.markers is None:  # there is nothing but the answer
                 limit = min(limit, answer_tokens)
         span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
-        if found is not None and found.quotable:
+        if found is not None and found.quotable and not reasoning_config.reads_documents:
             span = quoting(span, served, found.quotable)
+        documents: list[ContextDocument] = []
+        if found is not None and reasoning_config.reads_documents:
+            for source, alone in found.alone():
+                documents.append(
+                    ContextDocument(tuple(await tokens(history.plain, alone)), source.score, str(source.label))
+                )
         return AnswerPlan(
-            served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens
+            served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens,
+            documents=tuple(documents),
         )  # fmt: skip
     span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
     tools = read_tools(specs)

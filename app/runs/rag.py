@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.runs.events import AnswerChecking, CitationRef, CitationSources, SourceShown
@@ -87,6 +87,10 @@ class RetrievedContext:
         given = [turn["content"] for turn in turns[:1] if turn["role"] == "system"]
         text = "\n\n".join([*given, INSTRUCTION, layout(self.sources)])
         return [{"role": "system", "content": text}, *turns[len(given) :]]
+
+    def alone(self) -> list[tuple[PromptSource, RetrievedContext]]:
+        """Returns each source, and the context in which it is the only one."""
+        return [(source, replace(self, sources=(source,))) for source in self.sources]
 
     def answer_limit(self, tokenizer: Tokenizer) -> int:
         """Returns the most tokens of an answer: it quotes its sources, so it need not be longer than they are."""

@@ -204,7 +204,10 @@ class Run:
             self._checked = CheckedAnswer(found)
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
-        reasoning_config = self._reasoning_config = ask.reasoning_config
+        reasoning_config = ask.reasoning_config
+        if found is None and ask.collections is not None and reasoning_config.reads_documents:  # small talk
+            reasoning_config = replace(reasoning_config, strategy=None, options=None)
+        self._reasoning_config = reasoning_config
         specs = [] if self.tools is None else self.tools.specs
 
         async def make(served: ServedModel) -> AnswerPlan:

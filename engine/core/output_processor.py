@@ -159,7 +159,7 @@ def _reads(job: Job | None) -> bool:
 
 def _rows(logits: Tensor, index: list[int]) -> Tensor:
     """Copies some rows."""
-    return logits.index_select(0, to_device(torch.tensor(index), logits.device))
+    return logits.index_select(0, to_device(torch.tensor(index, dtype=torch.int64), logits.device))
 
 
 @dataclass(slots=True)
@@ -226,10 +226,12 @@ class OutputProcessor:
                 done.record()
             return SamplingInFlight([], {}, None, only_samples=False, ahead=False, parked=parked, done=done)
         # sampling changes logits in place, and prompts and scores need the model's own
-        whole = index == list(range(len(logits))) and not any(_reads(row.seq.job) for row in rows)
+        whole = index == list(range(len(logits))) and not mixed.rows and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
         apply_mask = self._masking.apply_mask([job for _, job in spans], failed)
-        rows_of_spans = logits if whole else torch.cat([_rows(logits, index), *mixed.rows])
+        rows_of_spans = logits if whole else _rows(logits, index)
+        if mixed.rows:
+            rows_of_spans = torch.cat([rows_of_spans, *mixed.rows])
         samples = begin_sampling(rows_of_spans, requests, apply_mask)
         only_samples = whole and len(spans) == len(rows)
         return SamplingInFlight(spans, failed, samples, only_samples, rows[0].sampled_at is not None, parked)

@@ -47,6 +47,7 @@ COMMANDS: list[m.Command] = [
     m.Generate(BIG, BIG + 1, SPAN, -5, 9, (4, 5), True),
     m.Generate(BIG, BIG + 1, Span(), 2**63 - 1, 9),
     m.Generate(BIG, BIG + 1, Span(constraint=Constrained(BODY, Layout(begin=5, free=True), JSON_OBJECT)), 1, 9),
+    m.Generate(BIG, BIG + 1, Span(), 2**63 - 1, 9, followers=(BIG + 2, BIG + 3), log_weights=(-0.5, -1.25, -2.0)),
     m.Score(BIG, 2, ((1,), (2, 3))),
     m.Fork(BIG, (4, 5), BIG),
     m.Truncate(BIG, 0),
