@@ -131,6 +131,7 @@ class Sequence:
     async def generate_all(self, span: Span) -> SpanResult:
         """Runs one span to its end. Raises the errors of `generate`."""
         return await self.generate(span).result()
+
     def fork(self, n: int = 1, *, scope: Sequence | None = None) -> list[Sequence]:
         """Forks `n` children with the same tokens, K/V and penalty counts, and random keys of their own.
 

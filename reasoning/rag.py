@@ -120,6 +120,11 @@ class RagSequenceOptions(RagOptions):
 
 def _forks(seq: EngineSequence, context: Context, options: RagOptions) -> tuple[list[EngineSequence], list[float]]:
     """Forks `seq` for each of the best documents; their prompts take the place of its tokens."""
+    if (context.markers is not None and not context.closed) or context.calls:
+        raise InvalidParameter(
+            "strategy", "the model thinks or calls tools, and RAG over documents writes an answer alone; accepted: no "
+            "thinking, and no tools.",
+        )  # fmt: skip
     if not context.documents:
         raise InvalidParameter(
             "documents", "the strategy needs documents, each with a prompt of its own, and there are none; accepted: "
@@ -128,11 +133,6 @@ def _forks(seq: EngineSequence, context: Context, options: RagOptions) -> tuple[
     if options.k > context.quota.branches:
         raise InvalidParameter("k", f"k is {options.k}; accepted: at most {context.quota.branches} documents.")
     refuse_fields(context, "RAG over documents", "prompt_logprobs")
-    if (context.markers is not None and not context.closed) or context.calls:
-        raise InvalidParameter(
-            "documents", "the model thinks or calls tools, and RAG over documents writes an answer alone; accepted: no "
-            "thinking, and no tools.",
-        )  # fmt: skip
     best = sorted(context.documents, key=lambda each: -each.score)[: options.k]
     forks = seq.fork(len(best))
     tokens = seq.tokens

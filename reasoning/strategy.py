@@ -122,7 +122,10 @@ class Strategy(Generic[OptionsT]):
 
 
 def strategy(
-    name: str, options: type[OptionsT], *, takes_checker: Callable[[OptionsT], bool] = lambda _: False,
+    name: str,
+    options: type[OptionsT],
+    *,
+    takes_checker: Callable[[OptionsT], bool] = lambda _: False,
     takes_documents: bool = False,
 ) -> Callable[[Callable[[EngineSequence, Context, OptionsT], Yields]], Strategy[OptionsT]]:
     """Makes a strategy of an async generator function; a request's checker is refused unless it `takes_checker`."""

@@ -176,7 +176,7 @@ async def plan_run(
             if served.markers is None:  # there is nothing but the answer
                 limit = min(limit, answer_tokens)
         span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
-        if found is not None and found.quotable and not reasoning_config.reads_documents:
+        if found is not None and found.quotable:
             span = quoting(span, served, found.quotable)
         documents: list[ContextDocument] = []
         if found is not None and reasoning_config.reads_documents:

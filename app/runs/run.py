@@ -183,7 +183,9 @@ class Run:
         if ask.collections is not None and not is_small_talk(history.question):
             among = among_of(ask.collections)
             with tracing.span("retrieval"):
-                way = self._way if self.tools is None else GENERATIVE  # tools are for a model to call
+                # Tools are for a model to call, and a strategy over documents is for it to write by.
+                writes = self.tools is not None or ask.reasoning_config.reads_documents
+                way = GENERATIVE if writes else self._way
                 found = await retrieve_context(
                     self._library,
                     self._served,

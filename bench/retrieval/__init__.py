@@ -18,7 +18,7 @@ from app.runs.document_answers import TRIED, name
 from app.runs.rag import GENERATIVE
 from bench import hardware
 from bench.retrieval import answers as retrieval_answers
-from bench.retrieval import everyday, growth, quality, speed
+from bench.retrieval import everyday, growth, mixtures, quality, speed
 from engine import Engine, EngineConfig
 from retrieval import Library
 from retrieval.embedding import SentenceEmbedder
@@ -42,7 +42,7 @@ class RetrievalScale:
 QUICK = RetrievalScale(sizes=(2_000,), answers=6, ordered=6, pages=50, sets=())
 
 
-PARTS = ("judged", "chunking", "evidence", "sentences", "ingest", "search", "answers")
+PARTS = ("judged", "chunking", "evidence", "sentences", "ingest", "search", "answers", "mixtures")
 
 
 def measure(
@@ -105,7 +105,24 @@ def measure(
         if "answers" in parts:
             tell("answers")
             made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))
+        if "mixtures" in parts:
+            tell("mixtures")
+            made["mixtures"] = asyncio.run(_mixtures(model, texts, asked, embedder, work, scale, tell))
     return made
+
+
+async def _mixtures(
+    model: Path, texts: Any, asked: Any, embedder: SentenceEmbedder, work: Path, scale: RetrievalScale, tell: Tell
+) -> Json:
+    chosen = Random("answers").sample(asked, scale.answers)
+    async with await Engine.start(EngineConfig(model=str(model))) as engine:
+        with Library.open(work / "answers", embedder) as library:
+            whole = library.collection(quality.USER, "whole").id
+            if not library.store.documents(quality.USER, whole):
+                library.add(quality.USER, whole, texts)
+            return await mixtures.compare(
+                engine, library, whole, chosen, lambda done, total: tell(f"mixtures: {done} of {total}")
+            )
 
 
 async def _with_model(

@@ -79,7 +79,7 @@ async def test_each_step_is_the_weighted_sum_of_the_distributions(engine: Engine
     result = await mixture(engine, Span(GREEDY, max_tokens=16, ignore_eos=True, logprobs=20))
     for at, found in enumerate(result.logprobs):
         expected = mixed(oracle, result.token_ids[:at])
-        assert found.token == int(expected.argmax())
+        assert found.token_id == int(expected.argmax())
         for token, logprob in found.top:
             assert logprob == pytest.approx(float(expected[token].log()), abs=1e-4)
 
@@ -120,9 +120,7 @@ async def test_company_and_loop_do_not_change_sampled_tokens(random_model: Path)
 
 
 @pytest.mark.parametrize("changed", [{"kv_blocks": 9, "max_model_len": 128}, {"max_running": 1}])
-async def test_members_that_do_not_run_side_by_side_write_the_same(
-    random_model: Path, changed: dict[str, Any]
-) -> None:
+async def test_members_that_do_not_run_side_by_side_write_the_same(random_model: Path, changed: dict[str, Any]) -> None:
     async with await Engine.start(config_of(random_model)) as engine:
         expected = (await mixture(engine, SAMPLED)).token_ids
     for loop in get_args(LoopName):
@@ -170,9 +168,8 @@ async def test_members_go_on_alone_after_the_span(engine: Engine, oracle: Any) -
 
 async def test_members_are_busy_while_the_span_runs(engine: Engine) -> None:
     leader, other = await engine.open(PROMPTS[0]), await engine.open(PROMPTS[1])
-    with leader.generate_mixed([other], [1, 1], SAMPLED):
-        with pytest.raises(SequenceBusy):
-            other.append([5])
+    with leader.generate_mixed([other], [1, 1], SAMPLED), pytest.raises(SequenceBusy):
+        other.append([5])
     other.append([5])
 
 

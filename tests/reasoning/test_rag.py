@@ -57,6 +57,8 @@ async def candidates(engine: Engine, weights: Sequence[float], span: Span = SPAN
     forks = [await engine.open(prompt) for prompt in PROMPTS]
     found = await answer_by_sequence(forks, weights, span, fields.pop("stop_ids", ()), **fields)
     assert [fork.tokens for fork in forks] == PROMPTS
+    for fork in forks:
+        fork.close()
     return found
 
 
@@ -132,7 +134,7 @@ async def test_the_strategy_gives_the_likeliest_answer_over_documents(engine: En
     assert tuple(written) == best.tokens
 
 
-@pytest.mark.parametrize("chosen, options", [(rag_token, RagOptions()), (rag_sequence, RagSequenceOptions())])
+@pytest.mark.parametrize(("chosen", "options"), [(rag_token, RagOptions()), (rag_sequence, RagSequenceOptions())])
 async def test_without_documents_they_are_refused(engine: Engine, chosen: Any, options: Any) -> None:
     with pytest.raises(InvalidParameter, match="a run of a chat with collections"):
         await turn(engine, chosen, context(engine, documents=()), options)

@@ -211,3 +211,27 @@ def test_the_kv_of_a_retrieved_prompt_is_found_by_its_user_alone(ana: httpx.Clie
     cached = [end["usage"]["cached_tokens"] for end in ended]
     assert cached[0] == 0 and cached[2] == 0
     assert cached[1] > 0 and cached[3] > 0
+
+
+@pytest.mark.parametrize("strategy", ["rag_token", "rag_sequence"])
+def test_a_strategy_over_documents_writes_from_each_source(ana: httpx.Client, strategy: str) -> None:
+    upload(ana, DAM, "dam-one.txt")
+    upload(ana, "The dam of Orsk has nine gates.", "dam-two.txt")
+    chat = ana.post("/api/chats", json={}).json()["id"]
+    wanted = {
+        "content": "when was the dam of Orsk finished?", "collections": "all", "max_tokens": 40, "thinking": False,
+        "strategy": strategy,
+    }  # fmt: skip
+    reply = ana.post(f"/api/chats/{chat}/runs", json=wanted)
+    assert reply.status_code == 202, reply.text
+    log = [data for _, _, data in events(ana, reply.json()["run_id"])]
+    assert of_type(log, "run.started") and log[-1]["type"] == "run.completed", log[-1]
+    assert len(of_type(log, "citation.sources")[0]["sources"]) == 2 and of_type(log, "answer.done")[0]["text"]
+
+
+def test_a_strategy_over_documents_without_collections_says_what_it_needs(ana: httpx.Client) -> None:
+    chat = ana.post("/api/chats", json={}).json()["id"]
+    wanted = {"content": "when?", "max_tokens": 40, "thinking": False, "strategy": "rag_token"}
+    run = ana.post(f"/api/chats/{chat}/runs", json=wanted).json()["run_id"]
+    last = [data for _, _, data in events(ana, run)][-1]
+    assert last["type"] == "run.failed" and "collections" in last["message"]
