@@ -120,7 +120,7 @@ class RagSequenceOptions(RagOptions):
 
 def _forks(seq: EngineSequence, context: Context, options: RagOptions) -> tuple[list[EngineSequence], list[float]]:
     """Forks `seq` for each of the best documents; their prompts take the place of its tokens."""
-    if (context.markers is not None and not context.closed) or context.calls:
+    if (context.opened and not context.closed) or context.calls:
         raise InvalidParameter(
             "strategy", "the model thinks or calls tools, and RAG over documents writes an answer alone; accepted: no "
             "thinking, and no tools.",
@@ -144,6 +144,15 @@ def _forks(seq: EngineSequence, context: Context, options: RagOptions) -> tuple[
     return forks, document_weights([each.score for each in best], options.temperature)
 
 
+def _without_thinking(context: Context) -> Span:
+    """Returns the answer's span, in which no thought may begin."""
+    span, markers = context.span, context.markers
+    if markers is None:
+        return span
+    bias = {**span.sampling.logit_bias, markers.opening: -100.0}
+    return replace(span, sampling=replace(span.sampling, logit_bias=bias))
+
+
 @strategy("rag_token", RagOptions, takes_documents=True)
 async def rag_token(seq: EngineSequence, context: Context, options: RagOptions) -> Yields:
     """Writes each token from the weighted sum of what the model says after each document alone (RAG-Token).
@@ -152,8 +161,9 @@ async def rag_token(seq: EngineSequence, context: Context, options: RagOptions) 
         InvalidParameter: there are no documents, or the model thinks or calls tools.
     """
     (leader, *others), weights = _forks(seq, context, options)
+    span = _without_thinking(context)
     yield Spent(0, sum(len(each) for each in (leader, *others)))
-    stream: SpanStream = leader.generate_mixed(others, weights, context.span)
+    stream: SpanStream = leader.generate_mixed(others, weights, span)
     begun = len(leader)
     async with aclosing(stream):
         async for piece in stream:
@@ -174,7 +184,7 @@ async def rag_sequence(seq: EngineSequence, context: Context, options: RagSequen
     """
     refuse_fields(context, "RAG-Sequence", "constraint", "stop", "logprobs")
     forks, weights = _forks(seq, context, options)
-    span = context.span
+    span = _without_thinking(context)
     assert span.max_tokens is not None
     limit = min(span.max_tokens, options.tokens or span.max_tokens)
     eos = () if span.ignore_eos else context.tokenizer.eos_token_ids

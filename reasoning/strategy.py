@@ -67,8 +67,8 @@ class Context:
 
     `span` is the answer's: sampling, stops, constraint, and `max_tokens` (always set) for thinking and answer together.
     With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` scores an answer's text,
-    where the request brings one. `documents` are there where the answer rests on some. `problem` is a task for a search, see `reasoning.tree`. `variables`
-    are the chat template's.
+    where the request brings one. `documents` are there where the answer rests on some.
+    `problem` is a task for a search, see `reasoning.tree`. `variables` are the chat template's.
     """
 
     tokenizer: Tokenizer

@@ -321,7 +321,8 @@ class AnswerGenerator:
         reasoning_config, tokenizer = self._reasoning_config, self._served.engine.tokenizer
         context = Context(
             tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
-            checker=reasoning_config.checker, documents=self._documents, variables=self._variables, quota=reasoning_config.quota,
+            checker=reasoning_config.checker, documents=self._documents, variables=self._variables,
+            quota=reasoning_config.quota,
         )  # fmt: skip
         running = run_strategy(chosen, seq, context, reasoning_config.options, timeout_s=reasoning_config.seconds)
         try:

@@ -1,4 +1,4 @@
-"""A mixture of sequences: they write one span together, each token sampled from the weighted sum of their distributions.
+"""A mixture of sequences: they write one span, each token sampled from the weighted sum of their distributions.
 
 Members need not run in the same step: each delivers its logits when it gets them, and the last one to deliver completes
 the row that is sampled. So a member may be prefilled late or preempted. Knows nothing of scheduling.

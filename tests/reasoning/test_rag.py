@@ -141,6 +141,6 @@ async def test_without_documents_they_are_refused(engine: Engine, chosen: Any, o
 
 
 async def test_thinking_is_refused(engine: Engine) -> None:
-    ctx = Context(engine.tokenizer, SPAN, Markers(3, 4), documents=DOCUMENTS)
+    ctx = Context(engine.tokenizer, SPAN, Markers(3, 4), opened=True, documents=DOCUMENTS)
     with pytest.raises(InvalidParameter, match="no thinking"):
         await turn(engine, rag_token, ctx, RagOptions())
