@@ -115,13 +115,15 @@ def decode_replies(data: bytes) -> list[Any]:
 def _command(message: object) -> m.Command | Hello:
     match message:
         case _Generate(rest, span, layout, parts):
-            sequence, request, *others = rest
+            sequence, request, seed, max_tokens, delivered, begun, followers, log_weights = rest
             constraint = None
             if layout is not None:
                 body, *answer = map(_constraint, parts)
                 constraint = Constrained(body, layout, *answer)
             made = Span(**{name: getattr(span, name) for name in _span_fields}, constraint=constraint)
-            return m.Generate(sequence, request, made, *others)
+            return m.Generate(
+                sequence, request, made, seed, max_tokens, delivered, begun, followers, log_weights
+            )  # fmt: skip
         case _Constraint(request, tenant, constraint):
             return m.Compile(request, _constraint(constraint), tenant)
     return message  # type: ignore[return-value]  # the rest need no decoding
