@@ -1,8 +1,8 @@
 """Authentication: keys, sessions, scopes, and the login throttle.
 
 `RequireUser` stands before all routes, so a new route is closed by default. Open are only the page's own files,
-`/health`, and `/api/session`, where a user signs in. Credentials are a key in `Authorization: Bearer`, or else the
-session's cookie. Each route has at most one scope, and a path without one is for keys of every scope; a test compares
+`/health`, and `/api/session`, where a user signs in. Credentials are a key in `Authorization: Bearer` or `x-api-key`,
+or else the session's cookie. Each route has at most one scope, and a path without one is for keys of every scope; a test compares
 the table with the routes. An address may show an unknown key five times at once, then after waits that double; a key
 accepted a short time ago is never delayed, so one user with a wrong key does not lock out others at the same address.
 """
@@ -81,15 +81,17 @@ def _network(address: str) -> str:
 COOKIE = "ponder_session"
 
 
-def bearer(headers: Headers) -> str | None:
-    """The key. Other schemes are for others, such as a proxy in front, and count as nothing."""
+def api_key(headers: Headers) -> str | None:
+    """The key, as a bearer token or, as Anthropic's clients send it, in `x-api-key`. Other schemes of `Authorization`
+    are for others, such as a proxy in front, and count as nothing."""
     scheme, _, text = headers.get("authorization", "").strip().partition(" ")
-    return text.strip() if scheme.lower() == "bearer" and text.strip() else None
+    bearer = text.strip() if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip() or None
 
 
 def session_token(headers: Headers) -> str | None:
     """The token of the cookie, where no key says it already."""
-    if bearer(headers) is not None or (sent := headers.get("cookie")) is None:
+    if api_key(headers) is not None or (sent := headers.get("cookie")) is None:
         return None
     return cookie_parser(sent).get(COOKIE) or None
 
@@ -113,7 +115,7 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)
 
 _METERED = re.compile(
-    r"/v1/(chat/completions|completions|responses|embeddings)/?"
+    r"/v1/(chat/completions|completions|responses|embeddings|messages)/?"
     r"|/api/(chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
 )
 
@@ -182,7 +184,7 @@ class Auth:
         Raises:
             ApiError: 401 for a key that is none, 429 for too many of them from one address.
         """
-        if (key := bearer(headers)) is not None:
+        if (key := api_key(headers)) is not None:
             return await self._counted(_who(*await self.of_key(key, address)))
         if (token := session_token(headers)) is not None:
             held = await self.do(lambda accounts: accounts.session(token))

@@ -1,13 +1,15 @@
-"""Errors as the outside sees them: one JSON shape everywhere, OpenAI's, with a sentence a person can act on.
+"""Errors as the outside sees them: one JSON shape, OpenAI's, with a sentence a person can act on.
 
 Our routes raise `ApiError`. Engine errors, unknown paths and bugs are turned into the same shape here, so a client
-needs one way of reading errors, and a bug shows its caller nothing of our insides.
+needs one way of reading errors, and a bug shows its caller nothing of our insides. Anthropic's API alone has another
+shape, whatever refuses the request on its way there.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +18,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from app.db.sqlite import KeyReused, NameTaken, NotThere, WrongPlace
 from app.document_library import disk_trouble
+from app.observability.logs import request_id
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
@@ -60,8 +63,43 @@ class ApiError(Exception):
     def body(self) -> dict[str, dict[str, str | None]]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in the shape of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        if self.code in _OVERLOADED:
+            kind = "overloaded_error"
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id()}
+
     def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, headers=self.headers)
+        return ErrorResponse(self)
+
+
+_ANTHROPIC_PATHS = re.compile(r"/v1/messages(/|$)")
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 422: "api_error", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+_OVERLOADED = frozenset({"queue_full", "overloaded"})
+
+
+class ErrorResponse(JSONResponse):
+    """An error as a response, in the shape of the API that its request was for."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, headers=error.headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_anthropic(scope["path"]):
+            error = self._error
+            await JSONResponse(error.anthropic_body(), error.status, error.headers)(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def is_anthropic(path: str) -> bool:
+    """Returns whether a request to `path` is for Anthropic's API."""
+    return _ANTHROPIC_PATHS.match(path) is not None
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:

@@ -21,6 +21,7 @@ from app.answering.reasoning_config import ReasoningResolver
 from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolRanker, ToolSelector
 from app.answering.tool_service import ToolService
+from app.anthropic.routes import router as anthropic_router
 from app.api import accounts, chats, collections, documents, jobs, operator, permissions, search, sequences, tools
 from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
@@ -130,6 +131,7 @@ def create_app(
     errors.install(app, lambda error: state.meter.windows.error(error.code or str(error.status)), openapi.methods_at)
     app.include_router(openai.router)
     app.include_router(responses.router)
+    app.include_router(anthropic_router)
     for router in ROUTERS:
         app.include_router(router)
     app.router.routes.append(mcp.route())
@@ -137,7 +139,7 @@ def create_app(
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(DrainMiddleware, drain=state.drain)
-    openapi.install(app, (openai.router, responses.router, *ROUTERS))
+    openapi.install(app, (openai.router, responses.router, anthropic_router, *ROUTERS))
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     add_middleware(app, settings)

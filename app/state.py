@@ -14,6 +14,7 @@ from app.admission import Admission
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
 from app.answering.served_model import ServedModel
+from app.answering.thinking_signature import ThinkingSigner
 from app.answering.thinking_summary import Summariser, ThinkingSummary
 from app.answering.tool_selection import ToolSelector
 from app.config import Settings
@@ -58,6 +59,10 @@ class Serving:
     reasoning_resolver: ReasoningResolver
     drain: Drain
     tool_selector: ToolSelector
+    signer: ThinkingSigner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.signer = ThinkingSigner(self.settings.resolved_data_dir)
 
     @classmethod
     def of(cls, request: Request) -> Self:

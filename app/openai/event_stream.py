@@ -34,6 +34,8 @@ def event(payload: object) -> bytes:
 class EventStream(Response):
     """A response made of events. The generator is closed as soon as the client leaves or the stream ends."""
 
+    ping, done = b": ping\n\n", DONE
+
     def __init__(
         self, events: AsyncGenerator[bytes, None], *, explain: Callable[[BaseException], ApiError] = from_exception
     ) -> None:
@@ -65,9 +67,14 @@ class EventStream(Response):
                     self._started = True
                     await refusal.response()(scope, receive, send)
                 return
-            await self._write(send, event(refusal.body()))
-        await self._write(send, DONE)
+            await self._write(send, self.failed(refusal))
+        if self.done:
+            await self._write(send, self.done)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def failed(self, refusal: ApiError) -> bytes:
+        """The event of an error that came after the first event."""
+        return event(refusal.body())
 
     async def _write(self, send: Send, data: bytes) -> None:
         async with self._lock:
@@ -79,4 +86,4 @@ class EventStream(Response):
     async def _ping(self, send: Send) -> None:
         while True:
             await asyncio.sleep(PING_S)
-            await self._write(send, b": ping\n\n")
+            await self._write(send, self.ping)

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
-from starlette.types import Send
 
 from app.connections import while_connected
 from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
 from app.errors import ApiError, from_exception, invalid
-from app.openai.event_stream import DONE, EventStream
+from app.openai.event_stream import EventStream
 from app.openai.responses_job import response_job
 from app.openai.responses_request import RESPONSES_NO_EFFECT, RESPONSES_REFUSED, SERVED_KINDS, ResponseRequest
 from app.openai.responses_store import StoredResponses
@@ -27,9 +26,7 @@ _MAX_ITEMS = 100
 class TypedEvents(EventStream):
     """Server-sent events that end with a typed one: `[DONE]` belongs to the older endpoints."""
 
-    async def _write(self, send: Send, data: bytes) -> None:
-        if data is not DONE:
-            await super()._write(send, data)
+    done = b""
 
 
 ResponseBody = Annotated[

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -32,7 +33,11 @@ from retrieval.embedding import Embedder, Vectors
 
 
 def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
-    return {"object": "list", "data": [model_entry(models, embedder, name) for name in (*models.names, embedder)]}
+    names = (*models.names, embedder)
+    return {
+        "object": "list", "data": [model_entry(models, embedder, name) for name in names],
+        "first_id": names[0], "last_id": names[-1], "has_more": False,
+    }  # fmt: skip
 
 
 def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, Any]:
@@ -45,20 +50,25 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
     """
     if name == embedder:
         return {
-            "id": name, "object": "model", "created": models.default.created, "owned_by": "ponder",
-            "max_model_len": MAX_LENGTH, "thinks": False, "tools": False, "embeds": True,
+            **_named(name, models.default.created, MAX_LENGTH), "thinks": False, "tools": False, "embeds": True,
         }  # fmt: skip
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
-        "id": name,
-        "object": "model",
-        "created": max(served.created for served in asked),
-        "owned_by": "ponder",
-        "max_model_len": max(served.engine.max_model_len for served in asked),
+        **_named(name, max(served.created for served in asked), max(served.engine.max_model_len for served in asked)),
         "thinks": all(served.markers is not None for served in asked),
         "tools": name != AUTO_NAME and all(served.tool_parser is not None for served in asked),
         "embeds": False,
     }
+
+
+def _named(name: str, created: int, length: int) -> dict[str, Any]:
+    """A model's name, age and context length, in the fields of OpenAI's, vLLM's and Anthropic's APIs."""
+    created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "id": name, "object": "model", "created": created, "owned_by": "ponder", "max_model_len": length,
+        "type": "model", "display_name": name, "created_at": created_at, "lifecycle": "active",
+        "max_input_tokens": length, "max_tokens": length,
+    }  # fmt: skip
 
 
 MAX_TEXTS = 2048

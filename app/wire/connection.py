@@ -22,6 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
+from app.errors import is_anthropic
 from app.observability.logs import HEADER, begin_request
 from app.request_body import IGNORED
 
@@ -55,6 +56,8 @@ class AnswerHeaders:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.setdefault(HEADER, id)
+                if is_anthropic(scope["path"]):
+                    headers["request-id"] = id
                 if ignored := scope.get(IGNORED):
                     headers[IGNORED_HEADER] = ", ".join(quote(name, safe="") for name in ignored)
                 for name, value in SECURITY.items():

@@ -22,6 +22,7 @@ from app import errors, openai
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
 from app.answering.tool_selection import ToolSelector
+from app.anthropic.routes import router as anthropic_router
 from app.config import Settings
 from app.connections import Drain, DrainMiddleware
 from app.middleware import add_middleware
@@ -48,13 +49,16 @@ def create_worker_app(models: ModelRegistry, settings: Settings, primary: Primar
     serving.attach(app)
     errors.install(app, lambda error: remote_metrics.at_once().errors.append(error.code or str(error.status)))
     app.include_router(openai.router)
+    app.include_router(anthropic_router)
     app.add_middleware(PrimaryClient, settings=settings, remote_metrics=remote_metrics, ask=primary.ask)
     app.add_middleware(DrainMiddleware, drain=serving.drain)
     add_middleware(app, settings)
     return app
 
 
-_OWN = re.compile(rb"(POST /v1/(chat/)?completions|GET /v1/models(/[^ ?]+)?)(\?[^ ]*)? HTTP/1\.1\r?\n")
+_OWN = re.compile(
+    rb"(POST /v1/((chat/)?completions|messages(/count_tokens)?)|GET /v1/models(/[^ ?]+)?)(\?[^ ]*)? HTTP/1\.1\r?\n"
+)
 
 
 def is_own(data: bytes) -> bool:

@@ -96,7 +96,7 @@ class PrimaryLink:
                 self.on_draining()
 
 
-_ASKED = frozenset({b"authorization", b"cookie", b"prefer"})  # headers that the primary decides by
+_ASKED = frozenset({b"authorization", b"x-api-key", b"cookie", b"prefer"})  # headers that the primary decides by
 
 Question = Callable[[AdmissionRequest], Awaitable[Admitted | AdmissionDenied]]
 
