@@ -2,9 +2,10 @@
 
 `RequireUser` stands before all routes, so a new route is closed by default. Open are only the page's own files,
 `/health`, and `/api/session`, where a user signs in. Credentials are a key in `Authorization: Bearer` or `x-api-key`,
-or else the session's cookie. Each route has at most one scope, and a path without one is for keys of every scope; a test compares
-the table with the routes. An address may show an unknown key five times at once, then after waits that double; a key
-accepted a short time ago is never delayed, so one user with a wrong key does not lock out others at the same address.
+or else the session's cookie. Each route has at most one scope, and a path without one is for keys of every scope; a
+test compares the table with the routes. An address may show an unknown key five times at once, then after waits that
+double; a key accepted a short time ago is never delayed, so one user with a wrong key does not lock out others at the
+same address.
 """
 
 from __future__ import annotations

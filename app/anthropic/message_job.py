@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic_core import from_json
 
@@ -242,8 +242,8 @@ def event_bytes(event: Json) -> bytes:
 
 
 def usage_json(tally: Tally, block_size: int) -> Json:
-    """`usage` in Anthropic's shape: the prompt's tokens are in one of three counts. The prefix cache keeps whole blocks:
-    those that were computed now count as creation, and the rest as input."""
+    """`usage` in Anthropic's shape: each token of the prompt is in one of three counts. The prefix cache keeps whole
+    blocks: those that were computed now count as creation, and the rest as input."""
     kept = tally.prompt_tokens - tally.prompt_tokens % block_size
     created = max(0, kept - tally.cached_tokens)
     return {
@@ -253,9 +253,3 @@ def usage_json(tally: Tally, block_size: int) -> Json:
         "output_tokens": tally.completion_tokens,
         "output_tokens_details": {"thinking_tokens": tally.reasoning_tokens},
     }
-
-
-def failed_event(error: ApiError) -> bytes:
-    """An error that came after the first event."""
-    body: dict[str, Any] = error.anthropic_body()
-    return event_bytes(body)

@@ -99,10 +99,11 @@ class ConversationRequest(BaseModel):
         """
         form = self.output_format if self.output_config is None else self.output_config.format or self.output_format
         choice, parallel = _choice(self.tool_choice)
+        tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(self.tools or ())]
         body = {
             "model": self.model, "messages": messages, **self.sampling_fields(), **self._reasoning(thinks),
-            "tools": None if self.tools is None else [_tool(tool, f"tools[{at}]") for at, tool in enumerate(self.tools)],
-            "tool_choice": choice, "parallel_tool_calls": parallel, "response_format": _response_format(form),
+            "tools": tools or None, "tool_choice": choice, "parallel_tool_calls": parallel,
+            "response_format": _response_format(form),
         }  # fmt: skip
         return parse(body, ChatRequest)
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from app.anthropic.content_blocks import Json
-from app.anthropic.message_job import count_tokens, event_bytes, failed_event, message_job
+from app.anthropic.message_job import count_tokens, event_bytes, message_job
 from app.anthropic.request_models import (
     MESSAGES_NO_EFFECT,
     MESSAGES_REFUSED,
@@ -34,7 +34,7 @@ class MessageStream(EventStream):
     ping, done = event_bytes({"type": "ping"}), b""
 
     def failed(self, refusal: ApiError) -> bytes:
-        return failed_event(refusal)
+        return event_bytes(refusal.anthropic_body())
 
 
 MessagesBody = Annotated[
