@@ -20,6 +20,7 @@ REDACTED = "redacted thinking "  # with a block's nonce it is what the block's d
 # Claude Code sends one as its first system block, and it changes with each request: no prefix would ever be found.
 _METADATA = "x-anthropic-"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "user"}
+_CACHE_KEYS = {"ttl", "scope"}
 _TEXT = '{"type": "text", "text": "…"}'
 _SOURCES = '{"type": "text", "media_type": "text/plain", "data": "…"} or {"type": "content", "content": …}'
 
@@ -105,7 +106,9 @@ def _blocks(content: Any, place: str) -> Iterator[tuple[str, Json]]:
 
 def _check_cache_control(value: Any, place: str) -> None:
     match value:
-        case None | {"type": "ephemeral"} if value is None or value.get("ttl") in (None, "5m", "1h"):
+        case None:
+            return
+        case {"type": "ephemeral", **more} if more.get("ttl") in (None, "5m", "1h") and not more.keys() - _CACHE_KEYS:
             return
     accepted = '{"type": "ephemeral", "ttl"?: "5m" or "1h"}'
     raise invalid(place, f"{place} is {value!r:.60}; accepted: {accepted}; the prefix cache works without it.")

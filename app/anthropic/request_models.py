@@ -19,12 +19,16 @@ from app.errors import ApiError, invalid
 from app.openai.request_models import MAX_STOPS, ChatRequest, Temperature, TopP
 from app.request_body import Refusal, parse
 
+_KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it
 # About Anthropic's own service, its billing or its cache.
 MESSAGES_NO_EFFECT = frozenset({"metadata", "service_tier", "inference_geo", "user_profile_id", "cache_control"})
 MESSAGES_REFUSED: Mapping[str, Refusal] = {
     "container": Refusal("no container: code runs as tools of the client"),
     "mcp_servers": Refusal("no servers; the operator's MCP servers are tools of /v1/responses", lambda v: v == []),
-    "context_management": Refusal("no edits: an input too long is refused", lambda v: not (v or {}).get("edits")),
+    "context_management": Refusal(
+        f"no edits but {_KEEPS_ALL}, which clears nothing: an input too long is refused",
+        lambda v: v in ({}, {"edits": []}, {"edits": [_KEEPS_ALL]}),
+    ),
     "diagnostics": Refusal("no diagnostics; usage has the cached tokens"),
     "speed": Refusal('"standard"', lambda v: v == "standard"),
     "stop": Refusal("stop_sequences"),
