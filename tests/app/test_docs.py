@@ -10,6 +10,8 @@ from fastapi.routing import APIRoute
 from pydantic import ByteSize, TypeAdapter
 
 from app import openai
+from app.anthropic.request_models import MESSAGES_NO_EFFECT, MESSAGES_REFUSED, MessagesRequest
+from app.anthropic.routes import router as anthropic_router
 from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.cli.serve_command import settings_table
@@ -64,9 +66,16 @@ def test_the_fields_around_documents_are_listed(heading: str, fields: set[str], 
     assert {n for n, state in listed.items() if state == "no effect"} == no_effect
 
 
+def test_the_fields_of_messages_are_listed() -> None:
+    listed = table("## Messages\n")
+    assert {n for n, state in listed.items() if state == "works"} == set(MessagesRequest.model_fields)
+    assert {n for n, state in listed.items() if state == "no effect"} == MESSAGES_NO_EFFECT
+    assert {n for n, state in listed.items() if state == "refused"} == set(MESSAGES_REFUSED)
+
+
 def test_every_route_of_the_api_is_listed() -> None:
     text = (DOCS / "api.md").read_text()
-    for router in (*ROUTERS, openai.router):
+    for router in (*ROUTERS, openai.router, anthropic_router):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             address = re.sub(r"\{\w+(:path)?\}", "{}", route.path)

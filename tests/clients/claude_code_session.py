@@ -4,9 +4,9 @@
     python -m tests.clients.claude_code_session build/claude-code/node_modules/.bin/claude
 
 Not a test of the suite: it needs a program from npm, and a model of 7.9 million parameters answers as it likes. Prints
-one line of JSON for each turn: calls, results, answer, and for each request its prompt's tokens and how many of them came
-from the prefix cache. It talks to the loopback interface alone. Claude Code is told a system prompt of its own and no built-in tools, as its usual ones
-have more tokens than the bundled model's context.
+one line of JSON for each turn: calls, results, answer, and for each request its prompt's tokens and how many of them
+came from the prefix cache. It talks to the loopback interface alone. Claude Code is told a system prompt of its own and
+no built-in tools, as its usual ones have more tokens than the bundled model's context.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from app import openai
+from app.anthropic.routes import router as anthropic_router
 from app.openai import responses
 from app.openapi import models_of
 from app.query_params import QueryParams
@@ -31,7 +32,7 @@ from tests.app.test_user_isolation import routes
 
 pytestmark = pytest.mark.slow
 
-_ALL = (*ROUTERS, openai.router, responses.router)
+_ALL = (*ROUTERS, openai.router, responses.router, anthropic_router)
 BODIES, PARAMETERS = models_of(_ALL, JsonBody), models_of(_ALL, QueryParams)
 WITHOUT_BODY = {
     "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
