@@ -1,14 +1,12 @@
 """Conversations of content blocks as chat messages, which every API here shares: what they lack is repaired there.
 
-Messages of one role that follow each other are one turn. The results of a turn come before its text, as a chat template
-takes a result right after its call. Thinking must be this server's own, by its signature. Knows nothing of the engine.
+The results of a message come before its text, as a chat template takes a result right after its call. Thinking must be this server's own, by its signature. Knows nothing of the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 from app.answering.thinking_signature import ThinkingSigner
@@ -19,7 +17,7 @@ REDACTED = "redacted thinking "  # with a block's nonce it is what the block's d
 
 # Claude Code sends one as its first system block, and it changes with each request: no prefix would ever be found.
 _METADATA = "x-anthropic-"
-_ROLES = {"user": "user", "assistant": "assistant", "system": "user"}
+_JOINT = "\n\n"  # between blocks that are texts of their own
 _CACHE_KEYS = {"ttl", "scope"}
 _TEXT = '{"type": "text", "text": "…"}'
 _SOURCES = '{"type": "text", "media_type": "text/plain", "data": "…"} or {"type": "content", "content": …}'
@@ -46,14 +44,8 @@ def conversation(system: Any, messages: Sequence[Any], signer: ThinkingSigner) -
     made = Conversation()
     if instructions := system_text(system):
         made.add("system", "system", instructions)
-    turns = [_checked(message, f"messages[{at}]") for at, message in enumerate(messages)]
-    for role, group in groupby(turns, key=lambda turn: turn[0]):
-        parts = [(place, each, block) for _, each, at in group for place, block in _blocks(at[1], at[0])]
-        place = parts[0][0].partition(".")[0] if parts else "messages"
-        if role == "user":
-            _add_user(made, place, parts)
-        else:
-            _add_assistant(made, place, parts, signer)
+    for at, message in enumerate(messages):
+        _add(made, message, f"messages[{at}]", signer)
     if made.messages[-1]["role"] == "assistant" and not made.messages[-1].get("tool_calls"):
         raise invalid(
             "messages", "messages ends with an assistant's message, which this server does not continue; accepted: a "
@@ -74,20 +66,25 @@ def system_text(system: Any) -> str:
         while text.startswith(_METADATA):
             text = text.partition("\n")[2]
         texts += [text] if text else []
-    return "\n\n".join(texts)
+    return _JOINT.join(texts)
 
 
-def _checked(message: Any, place: str) -> tuple[str, str, tuple[str, Any]]:
-    """The turn's role, the message's own, and its content with its place."""
+def _add(made: Conversation, message: Any, place: str, signer: ThinkingSigner) -> None:
     if not isinstance(message, Mapping):
         raise invalid(place, f"{place} is {message!r:.60}; accepted: an object with role and content.")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(f"{place}.role", f"{place}.role is {role!r:.60}; accepted: {', '.join(_ROLES)}.")
     for name in message:
         if name not in ("role", "content"):
             raise invalid(f"{place}.{name}", f"{place}.{name:.60} is not known; accepted: role, content.")
-    return _ROLES[role], role, (f"{place}.content", message.get("content"))
+    blocks = list(_blocks(message.get("content"), f"{place}.content"))
+    match message.get("role"):
+        case "user":
+            _add_user(made, place, blocks)
+        case "assistant":
+            _add_assistant(made, place, blocks, signer)
+        case "system":
+            made.add(place, "system", _JOINT.join(_text(block, where) for where, block in blocks))
+        case role:
+            raise invalid(f"{place}.role", f"{place}.role is {role!r:.60}; accepted: user, assistant, system.")
 
 
 def _blocks(content: Any, place: str) -> Iterator[tuple[str, Json]]:
@@ -114,24 +111,20 @@ def _check_cache_control(value: Any, place: str) -> None:
     raise invalid(place, f"{place} is {value!r:.60}; accepted: {accepted}; the prefix cache works without it.")
 
 
-def _add_user(made: Conversation, place: str, parts: Sequence[tuple[str, str, Json]]) -> None:
+def _add_user(made: Conversation, place: str, blocks: Sequence[tuple[str, Json]]) -> None:
     texts = []
-    for where, role, block in parts:
-        if block["type"] == "tool_result" and role == "user":
+    for where, block in blocks:
+        if block["type"] == "tool_result":
             made.add(place, "tool", _result(block, where), tool_call_id=_string(block, "tool_use_id", where))
-        elif role == "system":
-            texts.append(f"<system>\n{_text(block, where)}\n</system>")
         else:
             texts.append(_READERS.get(block["type"], _refused_in_user)(block, where))
-    if texts or not parts:
-        made.add(place, "user", "\n".join(texts))
+    if texts or not blocks:
+        made.add(place, "user", _JOINT.join(texts))
 
 
-def _add_assistant(
-    made: Conversation, place: str, parts: Sequence[tuple[str, str, Json]], signer: ThinkingSigner
-) -> None:
+def _add_assistant(made: Conversation, place: str, blocks: Sequence[tuple[str, Json]], signer: ThinkingSigner) -> None:
     texts, thoughts, calls = list[str](), list[str](), list[Json]()
-    for where, _, block in parts:
+    for where, block in blocks:
         match block["type"]:
             case "text":
                 texts.append(_text(block, where))
@@ -180,7 +173,7 @@ def _result(block: Json, where: str) -> str:
     failed, content = block.get("is_error") or False, block.get("content") or []
     if not isinstance(failed, bool):
         raise invalid(f"{where}.is_error", f"{where}.is_error is {failed!r:.60}; accepted: true or false.")
-    text = "\n".join(
+    text = _JOINT.join(
         _READERS.get(each["type"], _refused_in_result)(each, place)
         for place, each in _blocks(content, f"{where}.content")
     )

@@ -39,9 +39,12 @@ def test_a_string_is_one_text_block(signer: ThinkingSigner) -> None:
     assert roles(signer, HI) == roles(signer, blocks) == [("user", "hi")]
 
 
-def test_messages_of_one_role_are_one_turn(signer: ThinkingSigner) -> None:
-    answers = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
-    assert roles(signer, HI, HI, *answers, HI) == [("user", "hi\nhi"), ("assistant", "ab"), ("user", "hi")]
+def test_blocks_of_a_user_are_paragraphs_and_those_of_an_assistant_one_text(signer: ThinkingSigner) -> None:
+    blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    answer = {"role": "assistant", "content": blocks}
+    assert roles(signer, {"role": "user", "content": blocks}, answer, HI) == [
+        ("user", "a\n\nb"), ("assistant", "ab"), ("user", "hi"),
+    ]  # fmt: skip
 
 
 def test_results_come_before_the_text_of_their_turn(signer: ThinkingSigner) -> None:
@@ -67,13 +70,13 @@ def test_a_failed_result_says_so(signer: ThinkingSigner) -> None:
     asked = {"role": "assistant", "content": [call()]}
     text = [{"type": "text", "text": "no"}, {"type": "text", "text": "file"}]
     told = {"role": "user", "content": [result(content=text, is_error=True)]}
-    assert roles(signer, HI, asked, told)[2] == ("tool", "Error: no\nfile")
+    assert roles(signer, HI, asked, told)[2] == ("tool", "Error: no\n\nfile")
 
 
-def test_a_system_message_within_is_part_of_the_users_turn(signer: ThinkingSigner) -> None:
-    assert roles(signer, HI, {"role": "system", "content": "Be brief."}, HI) == [
-        ("user", "hi\n<system>\nBe brief.\n</system>\nhi")
-    ]
+def test_a_system_message_within_stays_where_it_is(signer: ThinkingSigner) -> None:
+    """Until a template does not take it: that is any API's history."""
+    late = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert roles(signer, HI, late, HI) == [("user", "hi"), ("system", "Be brief."), ("user", "hi")]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_the_text_of_a_document_is_read(signer: ThinkingSigner) -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "It is red."}
     found = {"type": "search_result", "source": "s", "title": "T", "content": [{"type": "text", "text": "blue"}]}
     content = [{"type": "document", "source": source, "title": "Paint"}, found]
-    assert roles(signer, {"role": "user", "content": content}) == [("user", "Paint\nIt is red.\nT\ns\nblue")]
+    assert roles(signer, {"role": "user", "content": content}) == [("user", "Paint\nIt is red.\n\nT\ns\nblue")]
 
 
 def test_thinking_is_given_to_the_template(signer: ThinkingSigner) -> None:

@@ -111,10 +111,23 @@ def test_errors_are_those_of_one_process(several: tuple[subprocess.Popen[str], s
         for _ in range(6):
             reply = httpx.post(url + path, json=body)
             assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    wrong = [httpx.post(f"{url}/v1/messages?beta=true", json={**SHORT, "temperature": 9}) for _ in range(6)]
+    assert {(reply.status_code, reply.json()["error"]["type"]) for reply in wrong} == {(400, "invalid_request_error")}
     assert {httpx.get(f"{url}/v1/models/none").status_code for _ in range(6)} == {404}
     assert {httpx.delete(f"{url}/v1/completions").status_code for _ in range(6)} == {405}
     foreign = {"Origin": "http://elsewhere.example"}
     assert {httpx.post(f"{url}/v1/completions", json={}, headers=foreign).status_code for _ in range(6)} == {403}
+
+
+def test_thinking_that_one_process_signed_is_accepted_by_all(several: tuple[subprocess.Popen[str], str]) -> None:
+    _, url = several
+    thinking = {"type": "enabled", "budget_tokens": 8}
+    asked: dict[str, Any] = {**SHORT, "max_tokens": 40, "thinking": thinking}
+    for _ in range(6):
+        blocks = httpx.post(f"{url}/v1/messages", json=asked).json()["content"]
+        assert blocks[0]["type"] == "thinking"
+        again = [*SHORT["messages"], {"role": "assistant", "content": blocks}, *SHORT["messages"]]
+        assert httpx.post(f"{url}/v1/messages/count_tokens", json={"model": "default", "messages": again}).is_success
 
 
 def raw(url: str) -> socket.socket:
