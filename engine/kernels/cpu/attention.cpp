@@ -25,32 +25,6 @@ constexpr int64_t kSegment = 64;  // query tokens of one task
 constexpr int kAhead = 128;       // rows of keys and values that are fetched while one head is computed
 constexpr float kNever = -1e30f;  // a maximum before any key: finite, so that hidden chunks subtract to -inf
 
-inline void transpose16(__m512i (&r)[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-  }
-}
-
 // What one thread reuses from task to task.
 struct Room {
   std::vector<bf16> storage;
@@ -125,8 +99,8 @@ class Task {
   struct Progress {
     int64_t from, to, head, heads, begin, end;
     int columns;
-    __m512i first, last;  // keys that each column sees
-    __m512 maximum, total;
+    Ints first, last;  // keys that each column sees
+    Floats maximum, total;
   };
 
   void reserve(int64_t heads, int64_t chunks) {
@@ -192,9 +166,9 @@ class Task {
     return {from,    to,
             head,    heads,
             chunk_of_first(from), end,
-            columns, _mm512_load_si512(first_key),
-            _mm512_load_si512(last_key), _mm512_set1_ps(kNever),
-            _mm512_setzero_ps()};
+            columns, load_ints(first_key),
+            load_ints(last_key), splat(kNever),
+            zeros()};
   }
 
   void advance(int64_t chunk, const int64_t* places, Progress& p) {
@@ -206,19 +180,19 @@ class Task {
   void weigh_in(int64_t chunk, const bf16* values, Progress& p) {
     const bool masked = (chunk + 1) * kChunk > p.from + offset_ + 1 ||
                         (a_.window && chunk * kChunk < std::max<int64_t>(0, p.to - 1 + offset_ - a_.window + 1));
-    const __m512 shrink = soften(chunk, masked, p.first, p.last, p.maximum, p.total);
+    const Floats shrink = soften(chunk, masked, p.first, p.last, p.maximum, p.total);
     weigh(values, shrink, chunk == p.begin, p.columns);
   }
 
   void pack_queries(int64_t from, int64_t head, int64_t heads, int columns) {
     for (int64_t step = 0; step < steps_; ++step) {
-      __m512i rows[16];
+      Ints rows[16];
       for (int c = 0; c < kColumns; ++c)
-        rows[c] = c < columns ? _mm512_loadu_si512(a_.queries + (from + c / heads) * a_.query_stride +
-                                                   (kv_head_ * group_ + head + c % heads) * a_.width + step * 32)
-                              : _mm512_setzero_si512();
+        rows[c] = c < columns ? load_ints(a_.queries + (from + c / heads) * a_.query_stride +
+                                          (kv_head_ * group_ + head + c % heads) * a_.width + step * 32)
+                              : zero_ints();
       transpose16(rows);
-      for (int i = 0; i < 16; ++i) _mm512_store_si512(queries_ + step * kTileElements + i * 32, rows[i]);
+      for (int i = 0; i < 16; ++i) store_ints(queries_ + step * kTileElements + i * 32, rows[i]);
     }
   }
 
@@ -246,7 +220,7 @@ class Task {
         bf16* to = keys + head * of_head + k * a_.width;
         const bf16* row = places[k] < 0 ? nullptr : a_.keys + places[k] + from + head * a_.width;
         for (int64_t w = 0; w < a_.width; w += 32)
-          _mm512_store_si512(to + w, row ? _mm512_loadu_si512(row + w) : _mm512_setzero_si512());
+          store_ints(to + w, row ? load_ints(row + w) : zero_ints());
       }
     for (int pair = 0; pair < kChunk / 2; ++pair)
       for (int64_t head = 0; head < heads; ++head)
@@ -263,18 +237,14 @@ class Task {
   }
 
   void pack_pair(int pair, const int64_t* places, int64_t within, bf16* to) const {
-    alignas(64) static const uint16_t low_order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_load_si512(low_order), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     const int64_t first = places[pair * 2], second = places[pair * 2 + 1];
     const bf16* one = first >= 0 ? a_.values + first + within : nullptr;
     const bf16* two = second >= 0 ? a_.values + second + within : nullptr;
     bf16* row = to + pair / 16 * 32 * a_.width + pair % 16 * 32;
     for (int64_t w = 0; w < a_.width; w += 32) {
-      const __m512i x = one ? _mm512_loadu_si512(one + w) : _mm512_setzero_si512();
-      const __m512i y = two ? _mm512_loadu_si512(two + w) : _mm512_setzero_si512();
-      _mm512_store_si512(row + w / 16 * kTileElements, _mm512_permutex2var_epi16(x, low, y));
-      _mm512_store_si512(row + w / 16 * kTileElements + kTileElements, _mm512_permutex2var_epi16(x, high, y));
+      const Ints x = one ? load_ints(one + w) : zero_ints(), y = two ? load_ints(two + w) : zero_ints();
+      bf16* at = row + w / 16 * kTileElements;
+      interleave(x, y, at, at + kTileElements);
     }
   }
 
@@ -331,47 +301,41 @@ class Task {
   }
 
   // Turns scores into probabilities_ relative to the new maximum; returns the factor for the sums so far.
-  __m512 soften(int64_t chunk, bool masked, __m512i first, __m512i last, __m512& maximum, __m512& total) {
-    const __m512 scale = _mm512_set1_ps(a_.scale * 1.4426950408889634f);  // powers of two are cheaper
-    if (masked) {
-      const __m512 hidden = _mm512_set1_ps(-INFINITY);
+  Floats soften(int64_t chunk, bool masked, Ints first, Ints last, Floats& maximum, Floats& total) {
+    const Floats scale = splat(a_.scale * 1.4426950408889634f);  // powers of two are cheaper
+    if (masked)
       for (int k = 0; k < kChunk; ++k) {
-        const __m512i key = _mm512_set1_epi32(static_cast<int32_t>(chunk * kChunk + k));
-        const __mmask16 out = _mm512_cmpgt_epi32_mask(key, last) | _mm512_cmpgt_epi32_mask(first, key);
         float* at = scores_ + k * 16;
-        _mm512_store_ps(at, _mm512_mask_blend_ps(out, _mm512_load_ps(at), hidden));
+        store(at, outside(load(at), splat_int(static_cast<int32_t>(chunk * kChunk + k)), first, last, splat(-INFINITY)));
       }
-    }
-    __m512 largest[4];
-    for (int i = 0; i < 4; ++i) largest[i] = _mm512_load_ps(scores_ + i * 16);
+    Floats largest[4];
+    for (int i = 0; i < 4; ++i) largest[i] = load(scores_ + i * 16);
     for (int k = 4; k < kChunk; k += 4)
-      for (int i = 0; i < 4; ++i) largest[i] = _mm512_max_ps(largest[i], _mm512_load_ps(scores_ + (k + i) * 16));
-    const __m512 top = _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3]));
-    const __m512 peak = _mm512_max_ps(maximum, _mm512_mul_ps(top, scale));
-    const __m512 shrink = exp2_16(_mm512_sub_ps(maximum, peak));
+      for (int i = 0; i < 4; ++i) largest[i] = max(largest[i], load(scores_ + (k + i) * 16));
+    const Floats top = max(max(largest[0], largest[1]), max(largest[2], largest[3]));
+    const Floats peak = max(maximum, mul(top, scale));
+    const Floats shrink = exp2_16(sub(maximum, peak));
     maximum = peak;
-    __m512 even = _mm512_setzero_ps(), odd = even;
+    Floats even = zeros(), odd = even;
     for (int half = 0; half < 2; ++half) {
-      __m512i pairs[16];
+      Ints pairs[16];
       for (int i = 0; i < 16; ++i) {
         const float* at = scores_ + (half * 32 + i * 2) * 16;
-        const __m512 a = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(at), scale, peak));
-        const __m512 b = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(at + 16), scale, peak));
+        const Floats a = exp2_16(fmsub(load(at), scale, peak)), b = exp2_16(fmsub(load(at + 16), scale, peak));
         if (ahead_) fetch(half * 16 + i);
-        even = _mm512_add_ps(even, a);
-        odd = _mm512_add_ps(odd, b);
-        pairs[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(narrow(a)),
-                                   _mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow(b)), 16));
+        even = add(even, a);
+        odd = add(odd, b);
+        pairs[i] = pair_up(a, b);
       }
       transpose16(pairs);
-      for (int i = 0; i < 16; ++i) _mm512_store_si512(probabilities_ + half * kTileElements + i * 32, pairs[i]);
+      for (int i = 0; i < 16; ++i) store_ints(probabilities_ + half * kTileElements + i * 32, pairs[i]);
     }
-    total = _mm512_fmadd_ps(total, shrink, _mm512_add_ps(even, odd));
+    total = fmadd(total, shrink, add(even, odd));
     return shrink;
   }
 
   // out_ = out_ * shrink + probabilities_ @ values.
-  void weigh(const bf16* values, __m512 shrink, bool first, int columns) {
+  void weigh(const bf16* values, Floats shrink, bool first, int columns) {
     before_tiles();
     const int64_t tiles = a_.width / 16;
     float* sums = first ? out_ : part_;
@@ -398,27 +362,26 @@ class Task {
 #endif
     if (first) return;
     alignas(64) float by[kColumns];
-    _mm512_store_ps(by, shrink);
+    store(by, shrink);
     for (int c = 0; c < columns; ++c) {
-      const __m512 factor = _mm512_set1_ps(by[c]);
+      const Floats factor = splat(by[c]);
       float *to = out_ + c * a_.width, *part = part_ + c * a_.width;
       for (int64_t w = 0; w < a_.width; w += 16)
-        _mm512_store_ps(to + w, _mm512_fmadd_ps(_mm512_load_ps(to + w), factor, _mm512_load_ps(part + w)));
+        store(to + w, fmadd(load(to + w), factor, load(part + w)));
     }
   }
 
   void finish(const Progress& p) {
     alignas(64) float totals[kColumns];
-    _mm512_store_ps(totals, p.total);
+    store(totals, p.total);
     const int64_t blocks = a_.heads * a_.width / 32;
     for (int c = 0; c < p.columns; ++c) {
-      const __m512 inverse = _mm512_set1_ps(1.0f / totals[c]);
+      const Floats inverse = splat(1.0f / totals[c]);
       const int64_t column = (kv_head_ * group_ + p.head + c % p.heads) * a_.width;
       const float* sums = out_ + c * a_.width;
       for (int64_t w = 0; w < a_.width; w += 32)
-        _mm512_storeu_si512(a_.out + packed_at(p.from + c / p.heads, blocks, column + w),
-                            narrow32(_mm512_mul_ps(_mm512_load_ps(sums + w), inverse),
-                                     _mm512_mul_ps(_mm512_load_ps(sums + w + 16), inverse)));
+        store32(a_.out + packed_at(p.from + c / p.heads, blocks, column + w), mul(load(sums + w), inverse),
+                mul(load(sums + w + 16), inverse));
     }
   }
 

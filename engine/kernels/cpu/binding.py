@@ -1,4 +1,4 @@
-"""Bindings of the native kernels: the C structures, and weights packed into tiles.
+"""Bindings of the native kernels: the C structures, and weights packed into the layouts that they read.
 
 The structures mirror decoder.cpp and linear.h. Knows shapes and pointers, nothing of checkpoints or requests.
 """
@@ -9,14 +9,17 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.kernels.buffers import empty_bytes
+from engine.model.quantized_weight import AffineWeight
 
 
 class WeightStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("tiles", "bias", "scales")),
         *((name, ctypes.c_int64) for name in ("out", "in", "eight_bits_from")),
+        *((name, ctypes.c_int64) for name in ("group", "bits", "zero", "minimums")),
     ]
 
 
@@ -49,47 +52,19 @@ class StepStruct(ctypes.Structure):
     ]
 
 
-class TiledWeight:
-    """A linear layer of the kernels: `weight` (out, in) bfloat16, in a multiple of 32, and `bias` (out,) or None.
+class NativeLinear:
+    """A linear layer of the kernels, called with activations; `_keep` says where its numbers lie."""
 
-    A `gated` one joins gate and up, each of out / 2 rows, alternating in blocks of 16, as the kernels want them.
-    `eight_bits_from` rounds the weight to int8, with a scale for each output, where in is a multiple of 64: steps of
-    fewer tokens than that keep activations of 16 bits, and those of more round them to 8.
-    """
-
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        eight_bits_from: int | None = None,
-    ) -> None:
+    def __init__(self, library: ctypes.CDLL, out: int, width: int, bias: Tensor | None) -> None:
         self._library = library
-        self.out, self.width = weight.shape
-        if gated:
-            weight, bias = alternating(weight), None if bias is None else alternating(bias)
+        self.out, self.width = out, width
         self._bias = None if bias is None else bias.float().contiguous()
-        self._scales: Tensor | None = None
-        if eight_bits_from is not None and self.width % 64 == 0:
-            self._tiles, self._scales = int8_tiles(weight)
-        else:
-            self._tiles = self._bfloat16_tiles(weight.contiguous())
-        self.struct = WeightStruct(
-            self._tiles.data_ptr(),
-            pointer(self._bias),
-            pointer(self._scales),
-            self.out,
-            self.width,
-            eight_bits_from or 0,
-        )
 
-    def _bfloat16_tiles(self, weight: Tensor) -> Tensor:
-        out, width = ctypes.c_int64(self.out), ctypes.c_int64(self.width)
-        tiles = empty_bytes(self._library.ponder_packed_bytes(out, width))
-        self._library.ponder_pack(ctypes.c_void_p(weight.data_ptr()), out, width, ctypes.c_void_p(tiles.data_ptr()))
-        return tiles
+    def _keep(self, tiles: Tensor, scales: Tensor | None, *grouped: int, eight_bits_from: int = 0) -> None:
+        """`grouped`: columns of a scale, bits, the code of zero and whether there are minimums; or nothing."""
+        self.tiles, self._scales = tiles, scales  # the structure only points to them
+        addresses = tiles.data_ptr(), pointer(self._bias), pointer(scales)
+        self.struct = WeightStruct(*addresses, self.out, self.width, eight_bits_from, *(grouped or (0, 0, 0, 0)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, in) bfloat16 -> (tokens, out) bfloat16."""
@@ -118,6 +93,76 @@ class TiledWeight:
         return to
 
 
+class TiledWeight(NativeLinear):
+    """A linear layer of the kernels: `weight` (out, in) bfloat16, in a multiple of 32, and `bias` (out,) or None.
+
+    A `gated` one joins gate and up, each of out / 2 rows, alternating in blocks of 16, as the kernels want them.
+    `eight_bits_from` rounds the weight to int8, with a scale for each output, where in is a multiple of 64: steps of
+    fewer tokens than that keep activations of 16 bits, and those of more round them to 8.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        eight_bits_from: int | None = None,
+    ) -> None:
+        if gated:
+            weight, bias = alternating(weight), None if bias is None else alternating(bias)
+        super().__init__(library, *weight.shape, bias)
+        if eight_bits_from is not None and self.width % 64 == 0:
+            self._keep(*int8_tiles(weight), eight_bits_from=eight_bits_from)
+        else:
+            self._keep(self._bfloat16_tiles(weight.contiguous()), None)
+
+    def _bfloat16_tiles(self, weight: Tensor) -> Tensor:
+        out, width = ctypes.c_int64(self.out), ctypes.c_int64(self.width)
+        tiles = empty_bytes(self._library.ponder_packed_bytes(out, width))
+        self._library.ponder_pack(ctypes.c_void_p(weight.data_ptr()), out, width, ctypes.c_void_p(tiles.data_ptr()))
+        return tiles
+
+
+class GroupedWeight(NativeLinear):
+    """A linear layer of the kernels on `weight`, (out, in) with in a multiple of 32, and `bias` (out,) or None. `gated`
+    as for a TiledWeight."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: AffineWeight, bias: Tensor | None = None, *, gated: bool = False
+    ) -> None:
+        super().__init__(library, *weight.codes.shape, bias if bias is None or not gated else alternating(bias))
+        tiles, scales, group = grouped_blocks(weight, gated=gated)
+        self._keep(tiles, scales, group, weight.bits, weight.zero, weight.minimums is not None)
+
+
+def grouped_blocks(weight: AffineWeight, *, gated: bool) -> tuple[Tensor, Tensor, int]:
+    """Packs a weight as grouped.cpp reads it: blocks of 32 outputs as bytes (blocks, groups, bytes of a group), scales
+    of the rows (out,), filled up to whole blocks, and the columns of a group, at most 128."""
+    out, width = weight.codes.shape
+    group = next(size for size in (weight.group, 128, 64, 32) if size <= 128 and weight.group % size == 0)
+    groups, blocks, repeats = width // group, -(-out // 32), weight.group // group
+    parts = [weight.scales] if weight.minimums is None else [weight.scales, weight.minimums]
+    parts = [(alternating(part) if gated else part).repeat_interleave(repeats, 1) for part in parts]
+    rows = torch.stack([part.abs().amax(1) for part in parts]).amax(0).clamp_(min=1e-30)
+    scales = F.pad(rows, (0, -out % 32))
+    header = 64 * len(parts)
+    tiles = empty_bytes(blocks * groups * (header + group * weight.bits * 4)).view(blocks, groups, -1)
+    for index, part in enumerate(parts):
+        shares = F.pad(part / rows[:, None], (0, 0, 0, -out % 32)).half()
+        tiles[..., 64 * index : 64 * (index + 1)] = shares.view(blocks, 32, groups).transpose(1, 2).contiguous().view(torch.uint8)
+    order = alternating(torch.arange(out)) if gated else torch.arange(out)
+    for first in range(0, out, 8192):  # a vocabulary at once would take its memory several times over
+        codes = F.pad(weight.codes[order[first : first + 8192]], (0, 0, 0, -min(8192, out - first) % 32))
+        lines = codes.view(-1, 2, 16, width // 4, 4).permute(0, 3, 1, 2, 4)  # block, line, half, output, column
+        if weight.bits == 4:
+            lines = lines[:, 0::2] | lines[:, 1::2] << 4
+        made = lines.reshape(len(lines), groups, -1)
+        tiles[first // 32 : first // 32 + len(made), :, header:] = made
+    return tiles, scales, group
+
+
 def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Packs `weight` (out, in) as int8 tiles (out / 32, in / 64, 2, 16, 16, 4), and each row's scale."""
     out, width = weight.shape
@@ -127,7 +172,7 @@ def int8_tiles(weight: Tensor) -> tuple[Tensor, Tensor]:
         part = weight[first : first + 8192].float()
         scale = part.abs().amax(1).clamp_(min=1e-30) / 127
         scales[first : first + 8192] = scale
-        whole = torch.nn.functional.pad((part / scale[:, None]).round_().to(torch.int8), (0, 0, 0, -len(part) % 32))
+        whole = F.pad((part / scale[:, None]).round_().to(torch.int8), (0, 0, 0, -len(part) % 32))
         blocks = whole.view(-1, 2, 16, width // 64, 16, 4).permute(0, 3, 1, 4, 2, 5)
         tiles[first // 32 : first // 32 + len(blocks)] = blocks
     return tiles, scales

@@ -1,7 +1,8 @@
-"""Compiles the kernels of this folder with the machine's C++ compiler, once for each version of their sources.
+"""Loads the kernels of this folder for the processor: as the wheel brought them, or compiled once for each version of
+their sources.
 
-The result is kept under the user's cache folder and found again by a digest of sources, options and compiler. Knows
-nothing of tensors.
+A compiled library is kept under the user's cache folder and found again by a digest of sources, options and compiler.
+Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from functools import cache
@@ -19,16 +19,9 @@ from pathlib import Path
 
 import torch
 
-_log = logging.getLogger(__name__)
+from engine.kernels.cpu.compiling import BUILT, COMPILE_S, compiled, compiler, file_name
 
-SOURCES = Path(__file__).parent
-OPTIONS = (
-    *("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-mtune=sapphirerapids"),
-    *("-mavx2", "-mfma", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
-    *("-mavx512bf16", "-mavx512vnni"),
-)
-WITH_TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")  # without them a tile is memory, and AVX512-BF16 multiplies
-COMPILE_S = 120.0
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -38,15 +31,29 @@ def library() -> ctypes.CDLL | None:
     return found if isinstance(found, ctypes.CDLL) else None
 
 
-@cache
-def has_tiles() -> bool:
-    """Returns whether the kernels run on the registers of AMX, which multiply 8 bits, too."""
-    return bool(torch.cpu._is_amx_tile_supported())
+def instruction_sets() -> list[str]:
+    """Returns those of `compiling.OPTIONS` that the processor has, the fastest first."""
+    has = {
+        "AMX": torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported(),
+        "AVX512-BF16": torch.cpu._is_avx512_bf16_supported(),
+        "AVX512-VNNI": torch.cpu._is_avx512_supported() and torch.cpu._is_vnni_supported(),
+        "AVX2": torch.cpu._is_avx2_supported(),
+    }
+    return [each for each, there in has.items() if there]
 
 
 def name() -> str:
-    """Returns the instruction set that the kernels multiply with."""
-    return "AMX" if has_tiles() else "AVX512-BF16"
+    """Returns the instruction set that the kernels multiply with; empty where the processor has none of them."""
+    return _chosen()
+
+
+def has_tiles() -> bool:
+    """Returns whether the kernels run on the registers of AMX."""
+    return name() == "AMX"
+
+
+def _chosen() -> str:
+    return next(iter(instruction_sets()), "")
 
 
 def processor() -> str:
@@ -69,38 +76,32 @@ def unavailable() -> str:
 def _load() -> ctypes.CDLL | str:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "the kernels are for Linux on x86-64"
-    if not torch.cpu._is_avx512_bf16_supported():
-        return "the processor has no AVX512-BF16"
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None:
+    instructions = _chosen()
+    if not instructions:
+        return "the processor has no AVX2"
+    brought = BUILT / file_name(instructions)
+    found_compiler = compiler()
+    if not brought.exists() and found_compiler is None:
         return "there is no C++ compiler (c++, g++ or clang++)"
     try:
-        found = ctypes.CDLL(str(_compiled(compiler, (*OPTIONS, *(WITH_TILES if has_tiles() else ())))))
+        path = brought if found_compiler is None or brought.exists() else _compiled(instructions, found_compiler)
+        found = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         _log.warning("The kernels in C++ cannot be used, torch runs the model: %s", str(reason).strip()[-2000:])
-        return f"they could not be compiled or loaded with {compiler}: {error}"
+        return f"they could not be compiled or loaded: {error}"
     if has_tiles() and found.ponder_start() != 0:
         return "the system does not grant AMX tiles"
     found.ponder_packed_bytes.restype = ctypes.c_int64
     return found
 
 
-def _compiled(compiler: str, options: tuple[str, ...]) -> Path:
-    """Returns the shared library, compiled unless it is there. Raises OSError and SubprocessError."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_S).stdout
-    digest = hashlib.sha256(version + repr(options).encode())
-    for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
-        digest.update(source.name.encode() + source.read_bytes())
-    folder = _folder()
-    target = folder / f"cpu-{digest.hexdigest()[:24]}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / "kernels.so"
-            command = [compiler, *options, "-o", str(made), *map(str, sorted(SOURCES.glob("*.cpp")))]
-            subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_S, text=True)
-            os.replace(made, target)  # whole or not at all: several processes may start at once
-    return target
+def _compiled(instructions: str, with_compiler: str) -> Path:
+    """Returns the shared library of this compiler. Raises OSError and SubprocessError."""
+    version = subprocess.run([with_compiler, "--version"], capture_output=True, check=True, timeout=COMPILE_S).stdout
+    folder = _folder() / hashlib.sha256(version).hexdigest()[:16]
+    folder.mkdir(exist_ok=True, mode=0o700)
+    return compiled(instructions, with_compiler, folder)
 
 
 def _folder() -> Path:

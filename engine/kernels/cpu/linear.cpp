@@ -18,22 +18,20 @@ namespace {
 constexpr int64_t kAhead = 2048;            // bytes that a stream of weights is prefetched ahead
 constexpr int64_t kRowsInCache = 1536 << 10;  // bytes of packed rows that stay in a core's second cache
 
-inline __m512 sigmoid(__m512 x) {
-  const __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-1.4426950408889634f)));
-  return _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_add_ps(_mm512_set1_ps(1.0f), e));
+inline Floats sigmoid(Floats x) {
+  return div(splat(1.0f), add(splat(1.0f), exp2_16(mul(x, splat(-1.4426950408889634f)))));
 }
 
-inline __m512 activate(Output kind, __m512 x) {
-  if (kind == Output::kGatedSilu) return _mm512_mul_ps(x, sigmoid(x));
+inline Floats activate(Output kind, Floats x) {
+  if (kind == Output::kGatedSilu) return mul(x, sigmoid(x));
   if (kind == Output::kGatedGeluTanh) {  // x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))
-    const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);
-    const __m512 inner = _mm512_fmadd_ps(cube, _mm512_set1_ps(0.044715f), x);
-    return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(inner, _mm512_set1_ps(1.5957691216057308f))));
+    const Floats inner = fmadd(mul(mul(x, x), x), splat(0.044715f), x);
+    return mul(x, sigmoid(mul(inner, splat(1.5957691216057308f))));
   }
   alignas(64) float values[16];
-  _mm512_store_ps(values, x);
+  store(values, x);
   for (float& v : values) v = 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
-  return _mm512_load_ps(values);
+  return load(values);
 }
 
 struct Work {
@@ -146,10 +144,12 @@ void halves(const Work& work, int64_t block, int64_t from, int64_t to) {
 // Up to 16 tokens: a step waits for the weights, which come in several streams.
 void few(const Work& work, int64_t first, int64_t last) {
   int64_t block = first;
+#ifdef __AVX512F__
   if (work.tokens <= 2)
     for (; block + 4 <= last; block += 4) halves<4>(work, block, 0, work.tokens);
   if (work.tokens <= 4)
     for (; block + 2 <= last; block += 2) halves<2>(work, block, 0, work.tokens);
+#endif
   for (; block < last; ++block) halves<1>(work, block, 0, work.tokens);
 }
 
@@ -159,48 +159,47 @@ void many(const Work& work, int64_t block, int64_t from, int64_t to, int&) { hal
 
 }  // namespace
 
-void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight,
-                const Destination& to, bool past_cache) {
+void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight, const Destination& to,
+         bool past_cache) {
   const int64_t column = block * 32;
   const int columns = static_cast<int>(std::min<int64_t>(32, weight.out - column));
-  const __mmask16 low_mask = columns >= 16 ? 0xffff : (1u << columns) - 1;
-  const __mmask16 high_mask = columns >= 32 ? 0xffff : columns <= 16 ? 0 : (1u << (columns - 16)) - 1;
-  __m512 low_bias = _mm512_setzero_ps(), high_bias = low_bias;
-  if (weight.bias) {
-    low_bias = _mm512_maskz_loadu_ps(low_mask, weight.bias + column);
-    high_bias = _mm512_maskz_loadu_ps(high_mask, weight.bias + column + 16);
-  }
+  alignas(64) float bias[32] = {};
+  if (weight.bias) std::memcpy(bias, weight.bias + column, columns * sizeof(float));
   for (int row = 0; row < rows; ++row) {
-    const __m512 low = _mm512_add_ps(_mm512_load_ps(sums + row * 32), low_bias);
-    const __m512 high = _mm512_add_ps(_mm512_load_ps(sums + row * 32 + 16), high_bias);
+    const Floats low = add(load(sums + row * 32), load(bias)), high = add(load(sums + row * 32 + 16), load(bias + 16));
     switch (to.kind) {
       case Output::kRows: {
         bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
-        if (past_cache && columns == 32 && reinterpret_cast<uintptr_t>(at) % 64 == 0)
-          _mm512_stream_si512(reinterpret_cast<__m512i*>(at), narrow32(low, high));
-        else {
-          _mm256_mask_storeu_epi16(at, low_mask, narrow(low));
-          _mm256_mask_storeu_epi16(at + 16, high_mask, narrow(high));
+        if (columns < 32) {
+          bf16 whole[32];
+          store32(whole, low, high);
+          std::memcpy(at, whole, columns * sizeof(bf16));
+        } else if (past_cache && reinterpret_cast<uintptr_t>(at) % 64 == 0) {
+          stream32(at, low, high);
+        } else {
+          store32(at, low, high);
         }
         break;
       }
       case Output::kAdd: {
         bf16* at = static_cast<bf16*>(to.data) + (token + row) * to.stride + column;
-        const __m512 multiplier = _mm512_set1_ps(to.multiplier);
-        store16(at, _mm512_fmadd_ps(low, multiplier, load16(at)));
-        store16(at + 16, _mm512_fmadd_ps(high, multiplier, load16(at + 16)));
+        const Floats multiplier = splat(to.multiplier);
+        store16(at, fmadd(low, multiplier, load16(at)));
+        store16(at + 16, fmadd(high, multiplier, load16(at + 16)));
         break;
       }
       case Output::kFloats: {
         float* at = static_cast<float*>(to.data) + (token + row) * to.stride + column;
-        _mm512_mask_storeu_ps(at, low_mask, low);
-        _mm512_mask_storeu_ps(at + 16, high_mask, high);
+        float whole[32];
+        float* here = columns < 32 ? whole : at;
+        store(here, low);
+        store(here + 16, high);
+        if (columns < 32) std::memcpy(at, whole, columns * sizeof(float));
         break;
       }
-      default: {
-        const __m512 product = _mm512_mul_ps(activate(to.kind, low), high);
-        store16(static_cast<bf16*>(to.data) + packed_at(token + row, to.stride, block * 16), product);
-      }
+      default:
+        store16(static_cast<bf16*>(to.data) + packed_at(token + row, to.stride, block * 16),
+                mul(activate(to.kind, low), high));
     }
   }
 }
@@ -220,6 +219,10 @@ void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles) {
 }
 
 void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads) {
+  if (weight.group) {
+    linear_grouped(packed, tokens, weight, to, threads);
+    return;
+  }
 #ifdef __AMX_TILE__
   if (weight.scales) {
     linear_int8(packed, tokens, weight, to, threads);

@@ -14,13 +14,15 @@ enum class Output : int32_t {
   kGatedGeluTanh = 5,
 };
 
-// A weight (columns out, columns in) as tiles, with its scales and bias. Mirrored in binding.py.
+// A weight (columns out, columns in), with its scales and bias. Mirrored in binding.py.
 struct Weight {
-  const void* tiles;
+  const void* tiles;    // bfloat16 or int8, or the blocks of grouped.cpp
   const float* bias;    // (out,) or null
-  const float* scales;  // (out,): float32 of one step of int8; null for bfloat16
-  int64_t out, in;      // `in` is a multiple of 32 (bfloat16) or 64 (int8)
-  int64_t eight_bits_from;  // with int8: so many tokens are rounded to 8 bits too, fewer keep 16
+  const float* scales;  // (out,), filled up to whole blocks where weights are grouped; null for bfloat16
+  int64_t out, in;      // `in` is a multiple of 32 (bfloat16, grouped) or 64 (int8 tiles)
+  int64_t eight_bits_from;  // with int8 tiles: so many tokens are rounded to 8 bits too, fewer keep 16
+  int64_t group;            // columns of a scale, 16 to 128; 0: not grouped, and the rest does not matter
+  int64_t bits, zero, minimums;  // 4 or 8; the code that stands for 0; whether groups have minimums
 };
 
 struct Destination {
@@ -35,6 +37,7 @@ void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles);
 // Takes `rows` rows of 32 sums, `sums[row * 32 + column]`, from token `token` and column block `block` on.
 void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight, const Destination& to,
          bool past_cache);
+void linear_grouped(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 void linear_int8(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 

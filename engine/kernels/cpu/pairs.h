@@ -1,4 +1,5 @@
-// Products of tiles without AMX: AVX512-BF16 multiplies pairs of bfloat16 and adds both products to a float32.
+// Products of tiles without AMX: pairs of bfloat16 are multiplied and both products added to a float32, by one
+// instruction of AVX512-BF16, else by two of float32.
 //
 // One side lies as tiles of 16 pairs by 16 columns, a register a pair; of the other side one pair at a time is broadcast.
 // A sum has one accumulator, which takes its pairs in their order: its bits depend on neither how many rows nor how many
@@ -11,41 +12,44 @@
 
 namespace ponder {
 
-constexpr int kPairRows = 8;        // rows that are multiplied together at most: half a tile
+#ifdef __AVX512F__
+constexpr int kPairRows = 8;  // rows that are multiplied together at most, a part of a tile: their sums stay in registers
+#else
+constexpr int kPairRows = 2;
+#endif
 constexpr int64_t kPairAhead = 2048;  // bytes of each stream of weights that are prefetched
 
-inline __m512bh pair_of(const bf16* at) {
+inline Ints pair_of(const bf16* at) {
   int32_t both;
   std::memcpy(&both, at, 4);
-  return (__m512bh)_mm512_set1_epi32(both);
+  return splat_int(both);
 }
-inline __m512bh pairs_at(const bf16* at) { return (__m512bh)_mm512_loadu_si512(at); }
 
 template <int kRows, int kBlocks>
 inline void multiply_some(const bf16* rows, const bf16* panel, int64_t steps, float* sums) {
-  __m512 low[kRows][kBlocks], high[kRows][kBlocks];
+  Floats low[kRows][kBlocks], high[kRows][kBlocks];
   for (int row = 0; row < kRows; ++row)
-    for (int i = 0; i < kBlocks; ++i) low[row][i] = high[row][i] = _mm512_setzero_ps();
+    for (int i = 0; i < kBlocks; ++i) low[row][i] = high[row][i] = zeros();
   for (int64_t step = 0; step < steps; ++step) {
     const bf16 *x = rows + step * kTileElements, *w = panel + step * 1024;
 #pragma GCC unroll 4
     for (int pair = 0; pair < 16; ++pair) {
-      __m512bh left[kBlocks], right[kBlocks];
+      Ints left[kBlocks], right[kBlocks];
 #pragma GCC unroll 4
       for (int i = 0; i < kBlocks; ++i) {
         const bf16* at = w + i * steps * 1024 + pair * 32;
-        left[i] = pairs_at(at);
-        right[i] = pairs_at(at + 512);
+        left[i] = load_ints(at);
+        right[i] = load_ints(at + 512);
         _mm_prefetch(reinterpret_cast<const char*>(at) + kPairAhead, _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char*>(at + 512) + kPairAhead, _MM_HINT_T0);
       }
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
-        const __m512bh both = pair_of(x + row * 32 + pair * 2);
+        const Ints both = pair_of(x + row * 32 + pair * 2);
 #pragma GCC unroll 4
         for (int i = 0; i < kBlocks; ++i) {
-          low[row][i] = _mm512_dpbf16_ps(low[row][i], both, left[i]);
-          high[row][i] = _mm512_dpbf16_ps(high[row][i], both, right[i]);
+          low[row][i] = dot_pairs(low[row][i], both, left[i]);
+          high[row][i] = dot_pairs(high[row][i], both, right[i]);
         }
       }
     }
@@ -53,18 +57,19 @@ inline void multiply_some(const bf16* rows, const bf16* panel, int64_t steps, fl
   for (int row = 0; row < kRows; ++row)
     for (int i = 0; i < kBlocks; ++i) {
       float* at = sums + i * kPairRows * 32 + row * 32;
-      _mm512_store_ps(at, low[row][i]);
-      _mm512_store_ps(at + 16, high[row][i]);
+      store(at, low[row][i]);
+      store(at + 16, high[row][i]);
     }
 }
 
 // `rows` packed rows, from the first or the ninth of a tile on, times kBlocks blocks of 32 columns: sums[block][row][32].
 template <int kBlocks>
 inline void multiply_pairs(const bf16* packed, int rows, const bf16* panel, int64_t steps, float* sums) {
+  if (rows == 1) return multiply_some<1, kBlocks>(packed, panel, steps, sums);
   if constexpr (kBlocks <= 4) {
-    if (rows == 1) return multiply_some<1, kBlocks>(packed, panel, steps, sums);
     if (rows == 2) return multiply_some<2, kBlocks>(packed, panel, steps, sums);
   }
+#ifdef __AVX512F__
   if constexpr (kBlocks <= 2) {
     if (rows == 3) return multiply_some<3, kBlocks>(packed, panel, steps, sums);
     if (rows == 4) return multiply_some<4, kBlocks>(packed, panel, steps, sums);
@@ -75,10 +80,13 @@ inline void multiply_pairs(const bf16* packed, int rows, const bf16* panel, int6
     if (rows == 7) return multiply_some<7, 1>(packed, panel, steps, sums);
     multiply_some<8, 1>(packed, panel, steps, sums);
   }
+#endif
 }
 
 // 16 rows, `stride` elements apart, times `steps` tiles of 16 columns: sums[row][16], of which `columns` are needed.
-inline void multiply_rows(const bf16* rows, int64_t stride, const bf16* tiles, int64_t steps, int columns, float* sums) {
+inline void multiply_rows(const bf16* rows, int64_t stride, const bf16* tiles, int64_t steps, [[maybe_unused]] int columns,
+                          float* sums) {
+#ifdef __AVX512BF16__
   if (columns <= 8) {
     __m256 all[16];
     for (int row = 0; row < 16; ++row) all[row] = _mm256_setzero_ps();
@@ -98,38 +106,46 @@ inline void multiply_rows(const bf16* rows, int64_t stride, const bf16* tiles, i
     for (int row = 0; row < 16; ++row) _mm512_store_ps(sums + row * 16, _mm512_zextps256_ps512(all[row]));
     return;
   }
-  __m512 all[16];
-  for (int row = 0; row < 16; ++row) all[row] = _mm512_setzero_ps();
-  for (int64_t step = 0; step < steps; ++step)
+#endif
+#ifdef __AVX512F__
+  constexpr int kRows = 16;
+#else
+  constexpr int kRows = 4;
+#endif
+  for (int first = 0; first < 16; first += kRows) {
+    Floats all[kRows];
+    for (int row = 0; row < kRows; ++row) all[row] = zeros();
+    for (int64_t step = 0; step < steps; ++step)
 #pragma GCC unroll 2
-    for (int pair = 0; pair < 16; ++pair) {
-      const __m512bh right = pairs_at(tiles + step * kTileElements + pair * 32);
-      const bf16* at = rows + step * 32 + pair * 2;
+      for (int pair = 0; pair < 16; ++pair) {
+        const Ints right = load_ints(tiles + step * kTileElements + pair * 32);
+        const bf16* at = rows + first * stride + step * 32 + pair * 2;
 #pragma GCC unroll 16
-      for (int row = 0; row < 16; ++row) all[row] = _mm512_dpbf16_ps(all[row], pair_of(at + row * stride), right);
-    }
-  for (int row = 0; row < 16; ++row) _mm512_store_ps(sums + row * 16, all[row]);
+        for (int row = 0; row < kRows; ++row) all[row] = dot_pairs(all[row], pair_of(at + row * stride), right);
+      }
+    for (int row = 0; row < kRows; ++row) store(sums + (first + row) * 16, all[row]);
+  }
 }
 
 template <int kRows>
 inline void weigh_some(const bf16* weights, const bf16* values, int64_t half, float* sums, int64_t width) {
-  __m512 low[kRows], high[kRows];
-  for (int row = 0; row < kRows; ++row) low[row] = high[row] = _mm512_setzero_ps();
+  Floats low[kRows], high[kRows];
+  for (int row = 0; row < kRows; ++row) low[row] = high[row] = zeros();
   for (int part = 0; part < 2; ++part)
 #pragma GCC unroll 4
     for (int pair = 0; pair < 16; ++pair) {
       const bf16* at = values + part * half + pair * 32;
-      const __m512bh left = pairs_at(at), right = pairs_at(at + kTileElements);
+      const Ints left = load_ints(at), right = load_ints(at + kTileElements);
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
-        const __m512bh both = pair_of(weights + part * kTileElements + row * 32 + pair * 2);
-        low[row] = _mm512_dpbf16_ps(low[row], both, left);
-        high[row] = _mm512_dpbf16_ps(high[row], both, right);
+        const Ints both = pair_of(weights + part * kTileElements + row * 32 + pair * 2);
+        low[row] = dot_pairs(low[row], both, left);
+        high[row] = dot_pairs(high[row], both, right);
       }
     }
   for (int row = 0; row < kRows; ++row) {
-    _mm512_storeu_ps(sums + row * width, low[row]);
-    _mm512_storeu_ps(sums + row * width + 16, high[row]);
+    store(sums + row * width, low[row]);
+    store(sums + row * width + 16, high[row]);
   }
 }
 

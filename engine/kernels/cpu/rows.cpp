@@ -28,27 +28,21 @@ void over_tokens(int64_t tokens, int64_t width, int threads, const Each& each) {
 }
 
 inline float inverse_rms(const bf16* row, int64_t width, float eps) {
-  __m512 one = _mm512_setzero_ps(), two = one;
+  Floats one = zeros(), two = one;
   for (int64_t at = 0; at < width; at += 32) {
-    const __m512 a = load16(row + at), b = load16(row + at + 16);
-    one = _mm512_fmadd_ps(a, a, one);
-    two = _mm512_fmadd_ps(b, b, two);
+    const Floats a = load16(row + at), b = load16(row + at + 16);
+    one = fmadd(a, a, one);
+    two = fmadd(b, b, two);
   }
-  return 1.0f / std::sqrt(_mm512_reduce_add_ps(_mm512_add_ps(one, two)) / static_cast<float>(width) + eps);
-}
-
-inline __m512 rotate(__m512 pairs, const float* cosine_sine) {
-  const __m512 turn = _mm512_loadu_ps(cosine_sine);
-  const __m512 swapped = _mm512_permute_ps(pairs, 0xb1);
-  return _mm512_fmaddsub_ps(pairs, _mm512_moveldup_ps(turn), _mm512_mul_ps(swapped, _mm512_movehdup_ps(turn)));
+  return 1.0f / std::sqrt(sum_of(add(one, two)) / static_cast<float>(width) + eps);
 }
 
 // One head: times `scale` and `weight` (or neither), rotated by `rotations` (or not).
 inline void turn(const bf16* from, bf16* to, int64_t width, float scale, const float* weight, const float* rotations) {
   for (int64_t at = 0; at < width; at += 16) {
-    __m512 x = load16(from + at);
-    if (weight) x = _mm512_mul_ps(_mm512_mul_ps(x, _mm512_set1_ps(scale)), _mm512_loadu_ps(weight + at));
-    if (rotations) x = rotate(x, rotations + at);
+    Floats x = load16(from + at);
+    if (weight) x = mul(mul(x, splat(scale)), load(weight + at));
+    if (rotations) x = turned(x, load(rotations + at));
     store16(to + at, x);
   }
 }
@@ -64,12 +58,10 @@ void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* w
       for (int64_t at = 0; at < width; at += 32) std::memcpy(to + at * 16, row + at, 64);
       return;
     }
-    const __m512 scale = _mm512_set1_ps(inverse_rms(row, width, eps));
-    for (int64_t at = 0; at < width; at += 32) {
-      const __m512 low = _mm512_mul_ps(_mm512_mul_ps(load16(row + at), scale), _mm512_loadu_ps(weight + at));
-      const __m512 high = _mm512_mul_ps(_mm512_mul_ps(load16(row + at + 16), scale), _mm512_loadu_ps(weight + at + 16));
-      _mm512_storeu_si512(to + at * 16, narrow32(low, high));
-    }
+    const Floats scale = splat(inverse_rms(row, width, eps));
+    for (int64_t at = 0; at < width; at += 32)
+      store32(to + at * 16, mul(mul(load16(row + at), scale), load(weight + at)),
+              mul(mul(load16(row + at + 16), scale), load(weight + at + 16)));
   });
 }
 
@@ -78,10 +70,10 @@ void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, con
   over_tokens(tokens, width, threads, [&](int64_t token) {
     const bf16* from = update + token * width;
     bf16* to = rows + token * width;
-    const __m512 scale = _mm512_set1_ps(inverse_rms(from, width, eps));
+    const Floats scale = splat(inverse_rms(from, width, eps));
     for (int64_t at = 0; at < width; at += 16) {
-      const __m512 normed = _mm512_mul_ps(_mm512_mul_ps(load16(from + at), scale), _mm512_loadu_ps(weight + at));
-      store16(to + at, _mm512_fmadd_ps(normed, _mm512_set1_ps(multiplier), load16(to + at)));
+      const Floats normed = mul(mul(load16(from + at), scale), load(weight + at));
+      store16(to + at, fmadd(normed, splat(multiplier), load16(to + at)));
     }
   });
 }
