@@ -20,8 +20,7 @@ from engine.config import KernelName, QuantizationName
 from engine.errors import CheckpointError, InvalidParameter
 from engine.families import family_of
 from engine.kernels import quantized
-from engine.kernels.cpu import has_tiles
-from engine.kernels.cpu.binding import TiledWeight
+from engine.kernels.cpu.binding import NativeLinear
 from engine.kernels.matmul import invariant
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
@@ -134,7 +133,7 @@ class Decoder:
         spec = self.spec
         if self._gpu is not None:
             said = self._gpu.logits(states, self._norm, self._lm_head)
-        elif isinstance(self._lm_head, TiledWeight):
+        elif isinstance(self._lm_head, NativeLinear):
             said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
         else:
             said = self._lm_head(self._norm(states))
@@ -263,7 +262,7 @@ def _packing(
             message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
             raise InvalidParameter("quantization", message)
         return quantized.packing(quantization, invariant=deterministic)
-    if quantization == "int4" or (quantization != "none" and not (tiled and has_tiles())):
+    if quantization != "none" and not tiled:
         raise InvalidParameter("quantization", native_layers.refusal(quantization, spec, dtype, device))
     if on_gpu:
         return Packing(invariant, invariant) if deterministic else Packing(Dense, Dense)
@@ -284,13 +283,13 @@ def load_decoder(
     """Loads the decoder of a checkpoint (see `loader.resolve`), with weights in `dtype` on `device`.
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
-    or "auto", which takes our own where they run the model. `quantization` rounds weights at load: to int8 with AMX, to
-    int8 or int4 on CUDA; with `deterministic`, every step then computes alike. `packing` overrides the weight layout
+    or "auto", which takes our own where they run the model. `quantization` rounds weights at load to int8 or int4, on
+    CUDA or on our own CPU kernels; with `deterministic`, every step then computes alike. `packing` overrides the weight layout
     that these imply.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.
-        InvalidParameter: `quantization` on a CPU where the AMX kernels do not run the model, or in float32 on CUDA.
+        InvalidParameter: `quantization` on a CPU where our kernels do not run the model, or in float32 on CUDA.
         CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
     """
     config = read_config(path)

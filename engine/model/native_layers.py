@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -15,13 +16,15 @@ from torch import Tensor
 
 from engine.config import QuantizationName
 from engine.kernels import cpu as kernels
-from engine.kernels.cpu.binding import LayerStruct, ModelStruct, StepStruct, TiledWeight, pointer
+from engine.kernels.cpu.binding import GroupedWeight, LayerStruct, ModelStruct, NativeLinear, StepStruct, TiledWeight, pointer
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Packing
 from engine.model.model_spec import ModelSpec, Rope
+from engine.model.quantized_weight import AffineWeight, round_to_nearest
 
-EIGHT_BITS_FROM = 65  # tokens: below it a step waits for the weights, and 16 bits cost nothing
+INT4_GROUP = 32  # columns of a scale
+EIGHT_BITS_FROM = 65  # tokens, on AMX: below it a step waits for the weights, and 16 bits cost nothing
 _NEVER = 1 << 62
 _GATED = {"silu": 3, "gelu": 4, "gelu_tanh": 5}  # Output in linear.h
 
@@ -39,19 +42,15 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
 
 def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
     """Returns why quantised weights are refused on a CPU, and the accepted values."""
-    if quantization != "int8":
-        why = f"{quantization} weights are for CUDA devices"
-    elif kernels.unavailable():
+    if kernels.unavailable():
         why = kernels.unavailable()
-    elif not kernels.has_tiles():
-        why = "the processor has no AMX"
     elif dtype != torch.bfloat16 or device.type != "cpu":
         why = f"the model is {str(dtype).removeprefix('torch.')} on {device.type}"
     elif spec.attention_softcap is not None or not _whole(spec):
-        why = "the AMX kernels do not run this model: its scores are capped, or a width is no multiple of 32"
+        why = "the CPU kernels do not run this model: its scores are capped, or a width is no multiple of 32"
     else:
         why = "kernels is torch, or K/V is int8"
-    return f"quantization is {quantization}, but {why}; accepted: none, or int8 in bfloat16 on the AMX kernels."
+    return f"quantization is {quantization}, but {why}; accepted: none, or int8 and int4 in bfloat16 on the CPU kernels."
 
 
 def _whole(spec: ModelSpec) -> bool:
@@ -59,7 +58,15 @@ def _whole(spec: ModelSpec) -> bool:
 
 
 def packing(quantization: QuantizationName, *, deterministic: bool = False) -> Packing:
-    """Packs weights for the kernels. A deterministic model rounds activations alike in every step."""
+    """Packs weights for the kernels.
+
+    int8 has a scale a row, int4 one for 32 columns, and 8 bits for the logits. On AMX int8 weights are tiles, and a
+    deterministic model rounds activations alike in every step; all others do so anyway.
+    """
+    if quantization == "int4":
+        return Packing(partial(_rounded, 4, False), partial(_rounded, 4, True), partial(_rounded, 8, False))
+    if quantization == "int8" and not kernels.has_tiles():
+        return Packing(partial(_rounded, 8, False), partial(_rounded, 8, True))
     library = kernels.library()
     assert library is not None, "suits() was not asked"
     from_tokens = None if quantization == "none" else _NEVER if deterministic else EIGHT_BITS_FROM
@@ -71,6 +78,18 @@ def packing(quantization: QuantizationName, *, deterministic: bool = False) -> P
         return TiledWeight(library, weight, bias, gated=True, eight_bits_from=from_tokens)
 
     return Packing(plain, gated)
+
+
+def _rounded(bits: int, gated: bool, weight: Tensor, bias: Tensor | None) -> GroupedWeight:
+    group = INT4_GROUP if bits == 4 else weight.shape[1]
+    return pack_affine(round_to_nearest(weight, bits, group, symmetric=True), bias, gated=gated)
+
+
+def pack_affine(weight: AffineWeight, bias: Tensor | None, *, gated: bool = False) -> GroupedWeight:
+    """Packs a quantised weight for the kernels; a `gated` one is gate above up, each of a multiple of 16 rows."""
+    library = kernels.library()
+    assert library is not None, "suits() was not asked"
+    return GroupedWeight(library, weight, bias, gated=gated)
 
 
 class CpuLayers:
@@ -98,7 +117,7 @@ class CpuLayers:
         )
 
     def _struct(self, layer: Layer) -> LayerStruct:
-        weights = (cast(TiledWeight, weight).struct for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        weights = (cast(NativeLinear, weight).struct for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
         norms: tuple[RMSNorm | None, ...] = (
             *(layer.attention_pre_norm, layer.attention_post_norm, layer.mlp_pre_norm, layer.mlp_post_norm),
             *(layer.qk_norm, layer.q_norm, layer.k_norm),

@@ -211,13 +211,13 @@ def test_memory_is_told_for_int8(for_int8: Path) -> None:
     }
     decoder = load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8")
     held = decoder._embedding.nbytes + sum(
-        weight._tiles.nbytes
+        weight.tiles.nbytes
         for layer in decoder._layers
         for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)
         if isinstance(weight, TiledWeight)
     )
     assert isinstance(decoder._lm_head, TiledWeight)
-    held += decoder._lm_head._tiles.nbytes
+    held += decoder._lm_head.tiles.nbytes
     assert weights["int8"] < weights["none"]
     assert weights["int8"] == pytest.approx(held, rel=0.08)
 
