@@ -20,11 +20,14 @@ namespace {
 
 constexpr int64_t kAhead = 2048;  // bytes of a stream of weights that are prefetched
 constexpr int64_t kTokensInCache = 768 << 10;  // bytes of rounded activations that stay in a core's second cache
+// Rows that are multiplied together at most: their sums stay in registers.
+constexpr int max_rows(int64_t bits) {
 #ifdef __AVX512F__
-constexpr int kMaxRows = 6;  // whose sums stay in registers
+  return bits == 8 ? 8 : 4;
 #else
-constexpr int kMaxRows = 2;
+  return 2;
 #endif
+}
 
 // Activations of 8 bits, a token's `stride` bytes apart, and for each of its groups three numbers.
 struct Rounded {
@@ -83,10 +86,10 @@ inline void multiply_line(Ints (&all)[kRows][kVectors], const Ints (&codes)[kVec
   }
 }
 
-// kRows tokens times kBlocks blocks: sums[block][kMaxRows][32].
-template <int kBits, int kRows, int kBlocks, bool kMinimums>
+// kRows tokens times one block: sums[kRows][32].
+template <int kBits, int kRows, bool kMinimums>
 void multiply(const Work& work, int64_t token, int64_t block, float* to) {
-  constexpr int kVectors = 2 * kBlocks;
+  constexpr int kVectors = 2;
   const Rounded& x = work.x;
   const char* base = static_cast<const char*>(work.weight.tiles) + block * work.block_bytes;
   const int8_t* bytes = x.bytes + token * x.stride;
@@ -109,7 +112,7 @@ void multiply(const Work& work, int64_t token, int64_t block, float* to) {
         Ints low[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          const char* from = codes + v / 2 * work.block_bytes + ((unit * (kBits / 2) + line) * 2 + v % 2) * 64;
+          const char* from = codes + ((unit * (kBits / 2) + line) * 2 + v) * 64;
           low[v] = load_ints(from);
           _mm_prefetch(from + kAhead, _MM_HINT_T0);
         }
@@ -130,7 +133,7 @@ void multiply(const Work& work, int64_t token, int64_t block, float* to) {
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const char* of = scales + v / 2 * work.block_bytes + v % 2 * 32;
+      const char* of = scales + v * 32;
       const Floats step = load_half(of);
       const Floats minimum = kMinimums ? load_half(of + 64) : zeros();
 #pragma GCC unroll 8
@@ -143,39 +146,38 @@ void multiply(const Work& work, int64_t token, int64_t block, float* to) {
   }
   for (int v = 0; v < kVectors; ++v) {
     const Floats scale = load(work.weight.scales + block * 32 + v * 16);
-    for (int row = 0; row < kRows; ++row)
-      store(to + (v / 2 * kMaxRows + row) * 32 + v % 2 * 16, mul(sums[row][v], scale));
+    for (int row = 0; row < kRows; ++row) store(to + row * 32 + v * 16, mul(sums[row][v], scale));
   }
 }
 
-template <int kBits, int kBlocks, bool kMinimums>
+template <int kBits, bool kMinimums>
 void multiply_rows_of(const Work& work, int rows, int64_t token, int64_t block, float* to) {
-  switch (rows) {
-    case 1: return multiply<kBits, 1, kBlocks, kMinimums>(work, token, block, to);
-    case 2: return multiply<kBits, 2, kBlocks, kMinimums>(work, token, block, to);
+  if (rows == 1) return multiply<kBits, 1, kMinimums>(work, token, block, to);
+  if (rows == 2) return multiply<kBits, 2, kMinimums>(work, token, block, to);
 #ifdef __AVX512F__
-    case 3: return multiply<kBits, 3, kBlocks, kMinimums>(work, token, block, to);
-    case 4: return multiply<kBits, 4, kBlocks, kMinimums>(work, token, block, to);
-    case 5: return multiply<kBits, 5, kBlocks, kMinimums>(work, token, block, to);
-    default: return multiply<kBits, 6, kBlocks, kMinimums>(work, token, block, to);
-#else
-    default: return;
-#endif
+  if (rows == 3) return multiply<kBits, 3, kMinimums>(work, token, block, to);
+  if (rows == 4) return multiply<kBits, 4, kMinimums>(work, token, block, to);
+  if constexpr (kBits == 8) {
+    if (rows == 5) return multiply<8, 5, kMinimums>(work, token, block, to);
+    if (rows == 6) return multiply<8, 6, kMinimums>(work, token, block, to);
+    if (rows == 7) return multiply<8, 7, kMinimums>(work, token, block, to);
+    multiply<8, 8, kMinimums>(work, token, block, to);
   }
+#endif
 }
 
-// Tokens [from, to) of `kBlocks` blocks of outputs.
-template <int kBlocks>
-void blocks_of(const Work& work, int64_t block, int64_t from, int64_t to) {
-  alignas(64) float sums[kBlocks][kMaxRows * 32];
+// Tokens [from, to) of one block of outputs.
+template <int kBits>
+void block_of(const Work& work, int64_t block, int64_t from, int64_t to) {
+  constexpr int kMaxRows = max_rows(kBits);
+  alignas(64) float sums[kMaxRows * 32];
   for (int64_t token = from; token < to; token += kMaxRows) {
     const int rows = static_cast<int>(std::min<int64_t>(kMaxRows, to - token));
-    const bool minimums = work.weight.minimums;
-    if (work.weight.bits == 8)
-      (minimums ? multiply_rows_of<8, kBlocks, true> : multiply_rows_of<8, kBlocks, false>)(work, rows, token, block, sums[0]);
+    if (work.weight.minimums)
+      multiply_rows_of<kBits, true>(work, rows, token, block, sums);
     else
-      (minimums ? multiply_rows_of<4, kBlocks, true> : multiply_rows_of<4, kBlocks, false>)(work, rows, token, block, sums[0]);
-    for (int i = 0; i < kBlocks; ++i) put(sums[i], rows, token, block + i, work.weight, work.to, work.tokens > 16);
+      multiply_rows_of<kBits, false>(work, rows, token, block, sums);
+    put(sums, rows, token, block, work.weight, work.to, work.tokens > 16);
   }
 }
 
@@ -215,17 +217,16 @@ void linear_grouped(const bf16* packed, int64_t tokens, const Weight& weight, co
   const int64_t blocks = (weight.out + 31) / 32;
   int64_t chunk = std::max<int64_t>(16, kTokensInCache / x.stride);
   chunk = (tokens + (tokens + chunk - 1) / chunk - 1) / ((tokens + chunk - 1) / chunk);
-  chunk = (chunk + kMaxRows - 1) / kMaxRows * kMaxRows;
+  chunk = (chunk + 7) / 8 * 8;
   const int64_t all = (tokens + chunk - 1) / chunk * blocks;
   const int64_t share = std::clamp<int64_t>(blocks / (threads * 8), 1, 16);  // blocks that lie one after the other
   std::atomic<int64_t> next{0};
   pool().run(threads, [&](int) {
-    for (int64_t first; (first = next.fetch_add(share)) < all;) {
+    for (int64_t first; (first = next.fetch_add(share)) < all;)
       for (int64_t index = first; index < std::min(first + share, all); ++index) {
         const int64_t from = index / blocks * chunk;
-        blocks_of<1>(work, index % blocks, from, std::min(from + chunk, tokens));
+        (weight.bits == 8 ? block_of<8> : block_of<4>)(work, index % blocks, from, std::min(from + chunk, tokens));
       }
-    }
     _mm_sfence();
   });
 }

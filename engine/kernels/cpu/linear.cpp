@@ -141,14 +141,12 @@ void halves(const Work& work, int64_t block, int64_t from, int64_t to) {
   }
 }
 
-// Up to 16 tokens: a step waits for the weights, which come in several streams.
+// Up to 16 tokens: a step waits for the weights, which for one or two of them come in four streams.
 void few(const Work& work, int64_t first, int64_t last) {
   int64_t block = first;
 #ifdef __AVX512F__
   if (work.tokens <= 2)
     for (; block + 4 <= last; block += 4) halves<4>(work, block, 0, work.tokens);
-  if (work.tokens <= 4)
-    for (; block + 2 <= last; block += 2) halves<2>(work, block, 0, work.tokens);
 #endif
   for (; block < last; ++block) halves<1>(work, block, 0, work.tokens);
 }
