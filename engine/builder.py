@@ -22,6 +22,7 @@ from engine.kv_cache.disk_tier import kept_secret
 from engine.kv_cache.offload import build_offload
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
+from engine.model import native_layers
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.detokenizer import Detokenizer
@@ -67,7 +68,7 @@ def build(config: EngineConfig) -> EngineParts:
         InvalidParameter: the device is not there, or the pool cannot hold a sequence.
     """
     device = find_device(config.device)
-    dtype = find_dtype(config.dtype, device)
+    dtype = find_dtype(config.dtype, device, config.quantization)
     path = resolve(config.model)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
@@ -143,14 +144,14 @@ def build(config: EngineConfig) -> EngineParts:
 
 
 def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
-    invariant = config.deterministic or (decoder.tiled and config.quantization == "none")
+    invariant = config.deterministic or (decoder.tiled and native_layers.invariant(config.quantization))
     ours = "Triton" if decoder.on_gpu else cpu.name() if decoder.tiled else "torch"
     if decoder.device.type == "cuda":
         processor = torch.cuda.get_device_name(decoder.device)
     else:
         processor = torch.backends.cpu.get_cpu_capability()
         if ours == "torch":  # oneDNN chooses by the processor's features and name
-            bf16 = " AMX" if cpu.has_tiles() else " AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
+            bf16 = " AMX" if torch.cpu._is_amx_tile_supported() else " AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
             processor = f"{cpu.processor()}, {processor}{bf16}"
     return Numerics(
         dtype=str(decoder.dtype).removeprefix("torch."),

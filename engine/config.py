@@ -54,7 +54,7 @@ class EngineConfig:
     reserve_tokens: int | None = None  # K/V reserved for each sequence from the start, to measure against; None: none
     kernels: KernelName = "auto"  # auto: our own, Triton's on CUDA, where they run the model; else torch
     graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
-    quantization: QuantizationName = "none"  # of weights; int8 on CUDA and with AMX, int4 on CUDA
+    quantization: QuantizationName = "none"  # of weights; int4 on CUDA and our own CPU kernels, int8 on torch's, too
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time

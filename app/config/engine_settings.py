@@ -101,16 +101,17 @@ class EngineSettings(BaseModel):
         "auto",
         "the kernels: our own where they run the model, or torch's",
         more="our own are in Triton on CUDA, which wants a C compiler and Python's headers, and says so where they are "
-        "missing; on a CPU in C++, where the processor has AMX or AVX512-BF16 and there is a C++ compiler. `triton` "
-        "refuses to start where those cannot run",
+        "missing; on a CPU in C++, where the processor has AVX2 and the wheel brought them or there is a C++ compiler. "
+        "`triton` refuses to start where those cannot run",
         accepts="auto, torch or triton",
     )
     quantization: Literal["none", "int8", "int4"] = setting(
         "none",
-        "rounds the weights at load to `int8` (AMX, CUDA) or `int4` (CUDA)",
-        more="`int8` takes half the memory and, on a CPU with AMX, which it needs there, half the time. `int4` has "
-        "a scale for 64 weights and takes a bit more than a quarter of the memory; the logits' matrix is in 8 bits. "
-        "On a GPU in `bfloat16` or `float16`, where neither has been measured yet",
+        "rounds the weights at load to `int8` or `int4`",
+        more="`int8` takes half the memory and about half the time of few requests. `int4` has a scale for 32 weights (on "
+        "CUDA 64) and takes a bit more than a quarter; the logits' matrix is in 8 bits. On a CPU both are for "
+        "our own kernels in `bfloat16`, which `dtype: auto` then is; where those do not run, `int8` is torch's and `int4` "
+        "is refused. On a GPU in `bfloat16` or `float16`, where neither has been measured yet",
         accepts="none, int8 or int4",
     )
     deterministic: bool = setting(

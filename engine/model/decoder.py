@@ -29,7 +29,7 @@ from engine.model.batch import Batch, BatchLayout, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
 from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_
-from engine.model.linear import Dense, Packing, pack
+from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
@@ -262,6 +262,8 @@ def _packing(
             message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
             raise InvalidParameter("quantization", message)
         return quantized.packing(quantization, invariant=deterministic)
+    if quantization == "int8" and device.type == "cpu" and not (tiled or on_gpu) and multiplies_int8():
+        return Packing(pack_int8, pack_int8)
     if quantization != "none" and not tiled:
         raise InvalidParameter("quantization", native_layers.refusal(quantization, spec, dtype, device))
     if on_gpu:
@@ -284,12 +286,12 @@ def load_decoder(
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
     or "auto", which takes our own where they run the model. `quantization` rounds weights at load to int8 or int4, on
-    CUDA or on our own CPU kernels; with `deterministic`, every step then computes alike. `packing` overrides the weight layout
+    CUDA or on our own CPU kernels, and to int8 on torch's; with `deterministic`, every step then computes alike. `packing` overrides the weight layout
     that these imply.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.
-        InvalidParameter: `quantization` on a CPU where our kernels do not run the model, or in float32 on CUDA.
+        InvalidParameter: `quantization` int4 on a CPU where our kernels do not run the model, or in float32 on CUDA.
         CheckpointError: an option is not supported exactly, or the weights are incomplete or inconsistent.
     """
     config = read_config(path)

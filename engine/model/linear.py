@@ -9,6 +9,7 @@ transposed 333, 681 and 882, prepacked 415, 449 and 586. So small matrices are t
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from engine.model.quantized_weight import round_to_nearest
 
 Linear = Callable[[Tensor], Tensor]  # (tokens, in) -> (tokens, out)
 Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bias (out,)
@@ -94,3 +97,31 @@ def _prepacked(weight: Tensor, bias: Tensor | None) -> Linear:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     linear = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: linear(x, packed, bias, "none", [], "")
+
+
+def multiplies_int8() -> bool:
+    """Returns whether torch has a product of 8 bits for `pack_int8`: oneDNN's, on x86."""
+    return torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
+
+
+def pack_int8(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """Returns `pack`'s layer with weights and activations rounded to 8 bits, each row of either with its own scale.
+
+    oneDNN takes one scale for all activations: it is given 1, and rows are multiplied by theirs afterwards. Without VNNI
+    it adds products of bytes in 16 bits, which hold them if activations have 7.
+    """
+    rounded = round_to_nearest(weight, 8, weight.shape[1], symmetric=True)
+    codes = (rounded.codes.int() - rounded.zero).to(torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(codes, None)
+    zeros = torch.zeros(len(codes), dtype=torch.int32)
+    scales, offset = rounded.scales.squeeze(1), 128 if torch.cpu._is_vnni_supported() else 64
+    multiply = torch.ops.onednn.qlinear_pointwise.default
+
+    def linear(x: Tensor) -> Tensor:
+        steps = x.abs().amax(1, keepdim=True).float().clamp_(min=1e-30) / (offset - 1)
+        unsigned = (x / steps).round_().add_(offset).to(torch.uint8)
+        made = multiply(unsigned, 1.0, offset, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+        made *= steps
+        return (made if bias is None else made.add_(bias)).to(x.dtype)
+
+    return linear

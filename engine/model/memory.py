@@ -14,10 +14,12 @@ import torch
 from engine.config import EngineConfig, KvDType, QuantizationName
 from engine.errors import InvalidParameter
 from engine.families import family_of
+from engine.kernels import cpu
 from engine.kernels.quantized import GROUP
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, resolve
 from engine.model.model_spec import ModelSpec
+from engine.model.native_layers import INT4_GROUP
 from engine.model.quantization.checkpoint import open_weights, quantization_of, read_config
 
 MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
@@ -30,18 +32,20 @@ def weight_bytes(path: Path, dtype: torch.dtype) -> int:
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
 
 
-def loaded_bytes(path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: QuantizationName) -> int:
+def loaded_bytes(
+    path: Path, spec: ModelSpec, dtype: torch.dtype, quantization: QuantizationName, group: int = GROUP
+) -> int:
     """Returns the same for a model that may be quantised: int8 halves every matrix but the embedding, which is looked
     up.
 
-    int4 takes 4 bits and a part of a scale for each weight of the layers, and is int8 for the logits.
+    int4 takes 4 bits and a `group`-th of a scale for each weight of the layers, and is int8 for the logits.
     """
     whole = weight_bytes(path, dtype)
     if quantization == "none":
         return whole
     embedding = spec.vocab_size * spec.hidden_size * dtype.itemsize
     layers = whole - embedding * (1 if spec.tied_embeddings else 2)
-    inner = layers // 2 if quantization == "int8" else layers * (4 * GROUP + 16) // (16 * GROUP)
+    inner = layers // 2 if quantization == "int8" else layers * (4 * group + 16) // (16 * group)
     return inner + embedding // 2 + embedding
 
 
@@ -85,8 +89,11 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def find_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of a configuration; `auto` is the device's."""
+def find_dtype(name: str, device: torch.device, quantization: QuantizationName = "none") -> torch.dtype:
+    """Returns the dtype of a configuration; `auto` is the device's, or the one of our own CPU kernels for quantised
+    weights."""
+    if name == "auto" and quantization != "none" and device.type == "cpu" and cpu.library() is not None:
+        return torch.bfloat16
     found: torch.dtype = default_dtype(device) if name == "auto" else getattr(torch, name)
     return found
 
@@ -108,13 +115,13 @@ def needs_of(config: EngineConfig) -> Needs:
         InvalidParameter: the device is not there.
     """
     device = find_device(config.device)
-    dtype = find_dtype(config.dtype, device)
+    dtype = find_dtype(config.dtype, device, config.quantization)
     path = resolve(config.model)
     json = read_config(path)
     spec = family_of(json).spec(json)
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     return Needs(
-        loaded_bytes(path, spec, dtype, config.quantization),
+        loaded_bytes(path, spec, dtype, config.quantization, INT4_GROUP if device.type == "cpu" else GROUP),
         block_bytes(spec, config.block_size, dtype, config.kv_dtype),
         useful_blocks(config, length),
     )

@@ -19,7 +19,7 @@ from engine.kernels import cpu as kernels
 from engine.kernels.cpu.binding import GroupedWeight, LayerStruct, ModelStruct, NativeLinear, StepStruct, TiledWeight, pointer
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
-from engine.model.linear import Packing
+from engine.model.linear import Packing, multiplies_int8
 from engine.model.model_spec import ModelSpec, Rope
 from engine.model.quantized_weight import AffineWeight, round_to_nearest
 
@@ -41,7 +41,7 @@ def suits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
-    """Returns why quantised weights are refused on a CPU, and the accepted values."""
+    """Returns why weights of 4 bits, or of 8 where torch has no product of them, are refused on a CPU."""
     if kernels.unavailable():
         why = kernels.unavailable()
     elif dtype != torch.bfloat16 or device.type != "cpu":
@@ -50,7 +50,16 @@ def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype,
         why = "the CPU kernels do not run this model: its scores are capped, or a width is no multiple of 32"
     else:
         why = "kernels is torch, or K/V is int8"
-    return f"quantization is {quantization}, but {why}; accepted: none, or int8 and int4 in bfloat16 on the CPU kernels."
+    others = "none or int8" if multiplies_int8() else "none"
+    return (
+        f"quantization is {quantization}, which our own CPU kernels run here, but {why}; accepted: {others}, or a model in "
+        "bfloat16 that they run."
+    )
+
+
+def invariant(quantization: QuantizationName) -> bool:
+    """Returns whether a token's bits on the kernels depend on its sequence alone, even if that is not asked for."""
+    return quantization != "int8" or not kernels.has_tiles()
 
 
 def _whole(spec: ModelSpec) -> bool:

@@ -12,18 +12,18 @@ import torch
 
 from engine import EngineConfig, InvalidParameter
 from engine.kernels import cpu
-from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import TiledWeight
+from engine.kernels.cpu.compiling import OPTIONS
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
 from tests.engine.model import tiny
+from tests.engine.model.instruction_sets import kernels_for
 from tests.engine.model.stepping import Stepper, apart
 
 pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C++ here: {cpu.unavailable()}")
 
 WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "vocab_size": 389}
-BUILDS = ["tiles", "pairs"]  # on AMX, and on AVX512-BF16 alone
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped configuration classes
     "qwen3": ("qwen3", {}),
     "llama_biased": ("llama_biased", {}),
@@ -38,19 +38,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)
 
 
-@pytest.fixture(scope="module", params=BUILDS)
+@pytest.fixture(scope="module", params=OPTIONS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The kernels as they are built for a processor with AMX, or for one without, which runs on the former, too."""
-    if request.param == "tiles" and not cpu.has_tiles():
-        pytest.skip("the processor has no AMX")
-    cached = (build._load, build.library, build.unavailable)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(build, "has_tiles", lambda: request.param == "tiles")
-        for each in cached:
-            each.cache_clear()
-        yield request.param
-    for each in cached:
-        each.cache_clear()
+    """The kernels as they are built for an instruction set: a processor with AMX runs all of them."""
+    with kernels_for(request.param) as name:
+        yield name
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -128,25 +120,16 @@ def test_a_rows_product_has_the_same_bits_among_any_number_of_rows(out: int, wid
         assert torch.equal(layer(x[:rows]), alone[:rows]), rows
 
 
-def test_torch_runs_the_model_where_the_processor_has_no_bfloat16(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_runs_the_model_where_the_processor_has_no_vectors(tmp_path: Path) -> None:
     config, model, overrides = tiny.MODELS["qwen3"]
     path = tiny.save(tiny.build(config, model, {**overrides, **WIDE}).to(torch.bfloat16), tmp_path)
-    cached = (build._load, build.library, build.unavailable)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    try:
-        for each in cached:
-            each.cache_clear()
+    with kernels_for(""):
         decoder = load_decoder(path, dtype=torch.bfloat16)
-        assert not decoder.tiled and cpu.unavailable() == "the processor has no AVX512-BF16"
+        assert not decoder.tiled and cpu.unavailable() == "the processor has no AVX2"
         assert torch.cat(Stepper(decoder, prompts()).run(300)).isfinite().all()
-    finally:
-        for each in cached:
-            each.cache_clear()
 
 
-needs_tiles = pytest.mark.skipif(not cpu.has_tiles(), reason="8 bits are multiplied on AMX alone")
+needs_tiles = pytest.mark.skipif(not cpu.has_tiles(), reason="the processor has no AMX")
 INT8 = {"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, "vocab_size": 389}
 
 
@@ -188,19 +171,6 @@ def test_a_deterministic_int8_model_does_not_look_at_the_batch(for_int8: Path) -
     alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
     together = Stepper(decoder, prompts(), seed=2).run(13)
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
-
-
-@pytest.mark.parametrize("how", [{"dtype": torch.float32}, {"dtype": torch.bfloat16, "kernels": "torch"}])
-def test_int8_is_refused_where_the_kernels_do_not_run(for_int8: Path, how: dict[str, Any]) -> None:
-    with pytest.raises(InvalidParameter, match="accepted: none, or int8 in bfloat16"):
-        load_decoder(for_int8, quantization="int8", **how)
-
-
-def test_int8_is_refused_without_amx(for_int8: Path) -> None:
-    if cpu.has_tiles():
-        pytest.skip("the processor has AMX")
-    with pytest.raises(InvalidParameter, match="the processor has no AMX; accepted: none"):
-        load_decoder(for_int8, dtype=torch.bfloat16, quantization="int8")
 
 
 @needs_tiles

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from engine import EngineConfig, InvalidParameter
+from engine import EngineConfig
 from engine.kernels.quantized import QuantizedWeight, dequantize, packing
 from engine.model.decoder import load_decoder
 from engine.model.linear import Linear, Pack, Packing
@@ -83,11 +83,6 @@ def test_only_the_logits_of_int4_are_in_eight_bits() -> None:
     made, weight = packing("int4", invariant=True), torch.ones(4, 64)
     assert made.head is not None
     assert [kept(pack(weight, None)).bits for pack in (made.plain, made.gated, made.head)] == [4, 4, 8]
-
-
-def test_int4_is_refused_on_a_cpu(checkpoint: Path) -> None:
-    with pytest.raises(InvalidParameter, match=r"int4 weights are for CUDA devices; accepted: none, or int8"):
-        load_decoder(checkpoint, dtype=torch.bfloat16, quantization="int4")
 
 
 def test_memory_is_told_for_int4(checkpoint: Path) -> None:
