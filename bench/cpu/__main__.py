@@ -1,4 +1,5 @@
-"""`python -m bench.cpu ours|transformers|llama|bits|steps|report`: one part a call, kept under build/, then the report.
+"""`python -m bench.cpu ours|transformers|llama|weights|bits|steps|report`: a part a call, then
+the report of those that are kept under build/.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
 Ours goes through the whole engine, greedy sampling included; the peers are spared sampling.
@@ -9,9 +10,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-import os
-import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,18 +21,27 @@ from bench import hardware, report
 from bench.cpu import checkpoint
 from bench.cpu import steps as step_by_step
 from bench.cpu.bits import compared
-from engine import GREEDY, Engine, EngineConfig, Span
-from engine.kernels import cpu
+from bench.cpu.contestants import PEERS, PREFILL, PROMPT, in_turns, measured, run_llama
 
 WORK = Path("build/cpu")
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128]
-PROMPT, PREFILL = 32, 512
 app = typer.Typer(add_completion=False)
 Part = dict[str, Any]  # Any: plain JSON
 
 
-def _model() -> Path:
-    return checkpoint.write(WORK / "model", Path("models/pebble"))
+def _model(shape: str = "0.6b") -> Path:
+    folder = WORK / ("model" if shape == "0.6b" else f"model-{shape}")
+    return checkpoint.write(folder, Path("models/pebble"), checkpoint.SHAPES[shape])
+
+
+def _gguf(python: Path, shape: str, kind: str) -> Path:
+    """llama.cpp's file of a shape: bf16, q8_0 or q4_0."""
+    import sys
+
+    sys.path += map(str, python.parent.parent.glob("lib/python*/site-packages"))
+    model = _model(shape)
+    whole = checkpoint.write_gguf(model, model.with_suffix(".gguf"), checkpoint.SHAPES[shape])
+    return whole if kind == "bf16" else checkpoint.quantize_gguf(python, whole, kind)
 
 
 def _keep(name: str, made: Part) -> None:
@@ -47,52 +54,17 @@ def _keep(name: str, made: Part) -> None:
 @app.command()
 def ours(
     kernels: Annotated[str, typer.Option(help="auto or torch.")] = "auto",
-    quantization: Annotated[str, typer.Option(help="none or int8.")] = "none",
+    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
     steps: Annotated[int, typer.Option(help="Tokens of each request.")] = 16,
     only: Annotated[list[int] | None, typer.Option(help="Only so many at once.")] = None,
 ) -> None:
     """This engine."""
     name = f"ours-{kernels}" + ("" if quantization == "none" else f"-{quantization}")
     options = {"kernels": kernels, "quantization": quantization}
-    asyncio.run(_ours(name, options, steps, only or BATCHES))
-
-
-async def _ours(name: str, options: dict[str, Any], steps: int, batches: list[int]) -> None:
-    config = EngineConfig(
-        str(_model()),
-        dtype="bfloat16",
-        max_running=128,
-        max_batch_tokens=8192,
-        fixed_chunks=True,
-        kv_blocks=1200,
-        prefix_cache=False,
-        **options,
-    )
     kept = WORK / f"{name}.json"
+    found = asyncio.run(measured(_model(), options, steps, only or BATCHES))
     earlier = json.loads(kept.read_text())["decode"] if kept.exists() else {}
-    found: Part = {"decode": earlier, "options": options}
-    async with await Engine.start(config) as engine:
-
-        async def one(seed: int, prompt: int, tokens: int) -> list[float]:
-            at = []
-            async with await engine.open([(seed * 31 + i * 7919) % 150_000 for i in range(prompt)]) as seq:
-                async for out in seq.generate(Span(GREEDY, max_tokens=tokens, ignore_eos=True)):
-                    at += [time.perf_counter()] * len(out.token_ids)
-            return at
-
-        for n in batches:
-            every = await asyncio.gather(*(one(i, PROMPT, steps + 8) for i in range(n)))
-            began, ended = max(at[0] for at in every), min(at[-1] for at in every)
-            count = sum(began < when <= ended for at in every for when in at)
-            found["decode"][str(n)] = count / (ended - began)
-        times = []
-        for seed in range(5):
-            start = time.perf_counter()
-            await one(1000 + seed, PREFILL, 1)
-            times.append(time.perf_counter() - start)
-        found["prefill"] = PREFILL / statistics.median(times)
-        found["threads"] = engine.threads
-    _keep(name, found)
+    _keep(name, found | {"decode": earlier | found["decode"], "options": options})
 
 
 @app.command()
@@ -127,19 +99,31 @@ def llama(
     steps: int = 4,
 ) -> None:
     """llama.cpp, as llama-cpp-python's source package builds it."""
-    import sys
-
-    sys.path += map(str, python.parent.parent.glob("lib/python*/site-packages"))
-    model = checkpoint.write_gguf(_model(), WORK / "model.gguf")
-    plan = json.dumps({"batches": BATCHES, "prompt": PROMPT, "steps": steps, "prefill": PREFILL})
-    command = [str(python), str(Path(__file__).parent / "llama.py"), str(model), str(os.cpu_count()), plan]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise typer.BadParameter(done.stderr[-2000:])
-    found: Part = json.loads(done.stdout.strip().splitlines()[-1])
-    ask = [str(python), "-c", "import llama_cpp; print(llama_cpp.__version__)"]
-    found["version"] = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    found = run_llama(python, _gguf(python, "0.6b", "bf16"), BATCHES, steps)
     _keep("llama", found)
+
+
+@app.command("weights")
+def weights_of_few_bits(
+    python: Annotated[Path, typer.Option(help="An interpreter that has llama_cpp and gguf.")],
+    shape: Annotated[str, typer.Option(help="0.6b or 4b.")] = "0.6b",
+    only: Annotated[list[str] | None, typer.Option(help="Only none, int8 or int4.")] = None,
+    rounds: int = 3,
+) -> None:
+    """Ours beside llama.cpp in bfloat16, 8 and 4 bits, in turns: kept under bench/results/."""
+    files = {name: _gguf(python, shape, kind) for name, kind in PEERS.items() if not only or name in only}
+    parts = in_turns(_model(shape), python, files, rounds)
+    results = {
+        "date": datetime.date.today().isoformat(),
+        "slug": f"weights-{shape}-{hardware.slug()}",
+        "command": "python -m bench.cpu weights",
+        "hardware": hardware.describe(),
+        "shape": checkpoint.SHAPES[shape].config,
+        "prompt_tokens": PROMPT,
+        "prefill_tokens": PREFILL,
+        "parts": parts,
+    }
+    print(report.save(results))
 
 
 @app.command("bits")
@@ -148,11 +132,10 @@ def same_bits(requests: int = 1000) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "bfloat16": {"dtype": "bfloat16"},
         "bfloat16, int8 weights": {"dtype": "bfloat16", "quantization": "int8"},
+        "bfloat16, int4 weights": {"dtype": "bfloat16", "quantization": "int4"},
         "bfloat16, torch": {"dtype": "bfloat16", "kernels": "torch"},
         "float32, torch": {"dtype": "float32"},
     }
-    if not cpu.has_tiles():
-        del kinds["bfloat16, int8 weights"]  # 8 bits are multiplied on AMX alone
     made: Part = {}
     for name, options in kinds.items():
         made[name] = asyncio.run(compared("models/pebble", requests, kv_blocks=2000, **options))
@@ -190,7 +173,7 @@ def write_report() -> None:
         "slug": f"cpu-speed-{hardware.slug()}",
         "command": "python -m bench.cpu ours|transformers|llama|report",
         "hardware": hardware.describe(),
-        "shape": checkpoint.CONFIG,
+        "shape": checkpoint.SHAPES["0.6b"].config,
         "prompt_tokens": PROMPT,
         "prefill_tokens": PREFILL,
         "parts": parts,

@@ -286,8 +286,8 @@ def load_decoder(
 
     `max_model_len` matters to models whose frequencies depend on the length served; see `Decoder`. `kernels` is "torch"
     or "auto", which takes our own where they run the model. `quantization` rounds weights at load to int8 or int4, on
-    CUDA or on our own CPU kernels, and to int8 on torch's; with `deterministic`, every step then computes alike. `packing` overrides the weight layout
-    that these imply.
+    CUDA or our own CPU kernels, and to int8 on torch's; with `deterministic`, every step then computes alike. `packing`
+    overrides the weight layout that these imply.
 
     Raises:
         UnsupportedArchitecture: no family here runs it.

@@ -107,8 +107,8 @@ def multiplies_int8() -> bool:
 def pack_int8(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Returns `pack`'s layer with weights and activations rounded to 8 bits, each row of either with its own scale.
 
-    oneDNN takes one scale for all activations: it is given 1, and rows are multiplied by theirs afterwards. Without VNNI
-    it adds products of bytes in 16 bits, which hold them if activations have 7.
+    oneDNN takes one scale for all activations: it is given 1, and rows are multiplied by theirs afterwards. Without
+    VNNI it adds products of bytes in 16 bits, which hold them if activations have 7.
     """
     rounded = round_to_nearest(weight, 8, weight.shape[1], symmetric=True)
     codes = (rounded.codes.int() - rounded.zero).to(torch.int8)

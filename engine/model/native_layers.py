@@ -16,7 +16,15 @@ from torch import Tensor
 
 from engine.config import QuantizationName
 from engine.kernels import cpu as kernels
-from engine.kernels.cpu.binding import GroupedWeight, LayerStruct, ModelStruct, NativeLinear, StepStruct, TiledWeight, pointer
+from engine.kernels.cpu.binding import (
+    GroupedWeight,
+    LayerStruct,
+    ModelStruct,
+    NativeLinear,
+    StepStruct,
+    TiledWeight,
+    pointer,
+)
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Packing, multiplies_int8
@@ -52,8 +60,8 @@ def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype,
         why = "kernels is torch, or K/V is int8"
     others = "none or int8" if multiplies_int8() else "none"
     return (
-        f"quantization is {quantization}, which our own CPU kernels run here, but {why}; accepted: {others}, or a model in "
-        "bfloat16 that they run."
+        f"quantization is {quantization}, which our own CPU kernels run here, but {why}; accepted: {others}, or a "
+        "model in bfloat16 that they run."
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("hatchling", reason="hatchling is not installed: pip brings it for a build alone")
 
 import hatch_build
-from hatch_build import build_page
+from hatch_build import build_kernels, build_page
 
 NEVER, NOW = 1_000_000, 2_000_000  # seconds: times that a test sets are far from the present
 
@@ -89,3 +89,8 @@ def test_a_failure_carries_what_was_said(web: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit, match=r"Failed while installing .*3(?s:.*)no such package"):
         hatch_build.run_node(web, script, "ci", what="installing the page's packages (npm ci)")
     assert not (web / "node_modules").exists()
+
+
+def test_a_wheel_has_no_kernels_where_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build_kernels(Path(hatch_build.__file__).parent) == []

@@ -151,7 +151,9 @@ def grouped_blocks(weight: AffineWeight, *, gated: bool) -> tuple[Tensor, Tensor
     tiles = empty_bytes(blocks * groups * (header + group * weight.bits * 4)).view(blocks, groups, -1)
     for index, part in enumerate(parts):
         shares = F.pad(part / rows[:, None], (0, 0, 0, -out % 32)).half()
-        tiles[..., 64 * index : 64 * (index + 1)] = shares.view(blocks, 32, groups).transpose(1, 2).contiguous().view(torch.uint8)
+        tiles[..., 64 * index : 64 * (index + 1)] = (
+            shares.view(blocks, 32, groups).transpose(1, 2).contiguous().view(torch.uint8)
+        )
     order = alternating(torch.arange(out)) if gated else torch.arange(out)
     for first in range(0, out, 8192):  # a vocabulary at once would take its memory several times over
         codes = F.pad(weight.codes[order[first : first + 8192]], (0, 0, 0, -min(8192, out - first) % 32))

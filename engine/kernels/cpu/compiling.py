@@ -1,5 +1,7 @@
-"""Compiles the kernels of this folder for one instruction set. Imports nothing but the standard library, as the build of
-a wheel does it, too (`hatch_build.py`)."""
+"""Compiles the kernels of this folder for one instruction set.
+
+Imports nothing but the standard library, as the build of a wheel compiles them, too (`hatch_build.py`).
+"""
 
 from __future__ import annotations
 

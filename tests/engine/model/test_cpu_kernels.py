@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine import EngineConfig, InvalidParameter
+from engine import EngineConfig
 from engine.kernels import cpu
+from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import TiledWeight
-from engine.kernels.cpu.compiling import OPTIONS
+from engine.kernels.cpu.compiling import OPTIONS, file_name
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
@@ -127,6 +128,21 @@ def test_torch_runs_the_model_where_the_processor_has_no_vectors(tmp_path: Path)
         decoder = load_decoder(path, dtype=torch.bfloat16)
         assert not decoder.tiled and cpu.unavailable() == "the processor has no AVX2"
         assert torch.cat(Stepper(decoder, prompts()).run(300)).isfinite().all()
+
+
+def test_a_wheels_kernels_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = tmp_path / file_name(cpu.name())
+    library = cpu.library()
+    assert library is not None
+    brought.write_bytes(Path(library._name).read_bytes())
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    with kernels_for(cpu.name()):
+        found = cpu.library()
+        assert found is not None and Path(found._name) == brought
+        brought.rename(tmp_path / "of another version")
+    with kernels_for(cpu.name()):
+        assert cpu.unavailable() == "there is no C++ compiler (c++, g++ or clang++)"
 
 
 needs_tiles = pytest.mark.skipif(not cpu.has_tiles(), reason="the processor has no AMX")

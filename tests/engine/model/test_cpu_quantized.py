@@ -30,8 +30,12 @@ from tests.engine.model.stepping import Stepper, apart
 
 needs_kernels = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C++ here: {cpu.unavailable()}")
 SIZES = {
-    **{"hidden_size": 128, "head_dim": 64, "intermediate_size": 192, "vocab_size": 389},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+    "hidden_size": 128,
+    "head_dim": 64,
+    "intermediate_size": 192,
+    "vocab_size": 389,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
 }
 FORMS = [  # bits, columns of a scale (0: the row), symmetric
     *((8, 0, True), (8, 32, True), (8, 16, False), (8, 64, False)),
