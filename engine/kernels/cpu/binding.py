@@ -112,7 +112,8 @@ class TiledWeight(NativeLinear):
     ) -> None:
         if gated:
             weight, bias = alternating(weight), None if bias is None else alternating(bias)
-        super().__init__(library, *weight.shape, bias)
+        out, width = weight.shape
+        super().__init__(library, out, width, bias)
         if eight_bits_from is not None and self.width % 64 == 0:
             self._keep(*int8_tiles(weight), eight_bits_from=eight_bits_from)
         else:
@@ -132,7 +133,8 @@ class GroupedWeight(NativeLinear):
     def __init__(
         self, library: ctypes.CDLL, weight: AffineWeight, bias: Tensor | None = None, *, gated: bool = False
     ) -> None:
-        super().__init__(library, *weight.codes.shape, bias if bias is None or not gated else alternating(bias))
+        out, width = weight.codes.shape
+        super().__init__(library, out, width, bias if bias is None or not gated else alternating(bias))
         tiles, scales, group = grouped_blocks(weight, gated=gated)
         self._keep(tiles, scales, group, weight.bits, weight.zero, weight.minimums is not None)
 
