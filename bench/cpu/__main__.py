@@ -1,4 +1,4 @@
-"""`python -m bench.cpu ours|transformers|llama|weights|bits|steps|report`: a part a call, then
+"""`python -m bench.cpu ours|transformers|llama|weights|quality|bits|steps|report`: a part a call, then
 the report of those that are kept under build/.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
@@ -18,7 +18,7 @@ import torch
 import typer
 
 from bench import hardware, report
-from bench.cpu import checkpoint
+from bench.cpu import checkpoint, quality
 from bench.cpu import steps as step_by_step
 from bench.cpu.bits import compared
 from bench.cpu.contestants import PEERS, PREFILL, PROMPT, in_turns, measured, run_llama
@@ -124,6 +124,12 @@ def weights_of_few_bits(
         "parts": parts,
     }
     print(report.save(results))
+
+
+@app.command("quality")
+def quality_of_weights(model: Path = Path("models/pebble")) -> None:
+    """What rounding the weights costs, beside float32: printed as JSON."""
+    print(json.dumps({"date": datetime.date.today().isoformat(), "model": model.name, **quality.measure(model)}, indent=1))
 
 
 @app.command("bits")

@@ -28,13 +28,13 @@ BLOCK = 16
 
 def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSON
     """Perplexity over each cache; how far their distributions are apart, and how often they agree on the likeliest."""
-    texts = asyncio.run(_texts(model, windows))
+    texts = asyncio.run(own_texts(model, windows))
     rows = []
     for dtype in dict.fromkeys((torch.float32, default_dtype(torch.device("cpu")))):
         decoder = load_decoder(model, dtype=dtype)
         losses, divergence, same, count = [0.0, 0.0], 0.0, 0, 0
         for window in texts:
-            plain, quantised = (_read(decoder, window, kind) for kind in (KVCache, QuantizedCache))
+            plain, quantised = (read_window(decoder, window, kind) for kind in (KVCache, QuantizedCache))
             wanted = torch.tensor(window[1:])
             for at, found in enumerate((plain, quantised)):
                 losses[at] -= found[:-1].gather(1, wanted[:, None]).sum().item()
@@ -57,7 +57,7 @@ def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSO
 
 
 @torch.inference_mode()
-def _read(decoder: Decoder, window: list[int], kind: type[KVCache] | type[QuantizedCache]) -> Tensor:
+def read_window(decoder: Decoder, window: list[int], kind: type[KVCache] | type[QuantizedCache]) -> Tensor:
     """Log-probabilities after each token, (tokens, vocabulary) float32."""
     blocks = WINDOW // BLOCK
     kv = _cache(decoder, kind, blocks + 1)
@@ -80,7 +80,7 @@ def _bytes(decoder: Decoder, kind: type[KVCache] | type[QuantizedCache]) -> int:
     return _cache(decoder, kind, 1).block_nbytes
 
 
-async def _texts(model: Path, count: int) -> list[list[int]]:
+async def own_texts(model: Path, count: int) -> list[list[int]]:
     """Windows that the model wrote, each after the beginning of a page of ours."""
     pages = sorted((ROOT / "docs").glob("*.md"))
     async with await Engine.start(EngineConfig(str(model), dtype="float32", max_running=count)) as engine:

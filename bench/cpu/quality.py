@@ -1,0 +1,37 @@
+"""Measures what rounding the weights costs: a model reads texts of its own in each form, every token given."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.kv.cache_quality import own_texts, read_window
+from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.model.batch import KVCache
+from engine.model.decoder import load_decoder
+
+FORMS: dict[str, dict[str, Any]] = {  # Any: arguments of load_decoder
+    "bfloat16": {"dtype": torch.bfloat16},
+    "int8": {"dtype": torch.bfloat16, "quantization": "int8"},
+    "int8 on torch": {"dtype": torch.float32, "quantization": "int8"},
+    "int4": {"dtype": torch.bfloat16, "quantization": "int4"},
+}
+
+
+def measure(model: Path, windows: int = 10) -> dict[str, dict[str, float]]:
+    """How far each form's distributions are from those in float32, and how often they agree on the likeliest token."""
+    texts = asyncio.run(own_texts(model, windows))
+    kind: type[KVCache] | type[QuantizedCache] = KVCache
+    exact = torch.cat([read_window(load_decoder(model, dtype=torch.float32), text, kind) for text in texts])
+    made = {}
+    for name, how in FORMS.items():
+        decoder = load_decoder(model, **how)
+        found = torch.cat([read_window(decoder, text, kind) for text in texts])
+        made[name] = {
+            "kl_nats": float((exact.exp() * (exact - found)).sum(-1).mean()),
+            "same_likeliest": float((exact.argmax(-1) == found.argmax(-1)).float().mean()),
+        }
+    return made
