@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 
 from app.db.sqlite import KeyReused, NameTaken, NotThere, WrongPlace
 from app.document_library import disk_trouble
-from app.observability.logs import request_id
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
@@ -63,17 +62,18 @@ class ApiError(Exception):
     def body(self) -> dict[str, dict[str, str | None]]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
-    def anthropic_body(self) -> dict[str, Any]:
+    def anthropic_body(self, request_id: str | None) -> dict[str, Any]:
         """The body in the shape of Anthropic's API."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         if self.code in _OVERLOADED:
             kind = "overloaded_error"
-        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id()}
+        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
 
     def response(self) -> JSONResponse:
         return ErrorResponse(self)
 
 
+REQUEST_ID = "ponder.request_id"  # of a request's scope
 _ANTHROPIC_PATHS = re.compile(r"/v1/messages(/|$)")
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
@@ -92,7 +92,8 @@ class ErrorResponse(JSONResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_anthropic(scope["path"]):
             error = self._error
-            await JSONResponse(error.anthropic_body(), error.status, error.headers)(scope, receive, send)
+            body = error.anthropic_body(scope.get(REQUEST_ID))
+            await JSONResponse(body, error.status, error.headers)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 

@@ -1,6 +1,7 @@
 """Conversations of content blocks as chat messages, which every API here shares: what they lack is repaired there.
 
-The results of a message come before its text, as a chat template takes a result right after its call. Thinking must be this server's own, by its signature. Knows nothing of the engine.
+The results of a message come before its text, as a chat template takes a result right after its call. Thinking must be
+this server's own, by its signature. Knows nothing of the engine.
 """
 
 from __future__ import annotations

@@ -137,11 +137,11 @@ class MessageJob:
         for event in blocks.close():
             yield event
         assert isinstance(wrote, Wrote)
-        delta = {"stop_reason": self._stop_reason(wrote), "stop_sequence": _stop_sequence(wrote)}
+        stopped = {"stop_reason": self._stop_reason(wrote), "stop_sequence": _stop_sequence(wrote)}
         routing = {} if pipeline.auto is None else {"routing": pipeline.routing}
         yield {
             "type": "message_delta",
-            "delta": delta,
+            "delta": stopped,
             "usage": usage_json(pipeline.tally, self._block_size),
             **routing,
         }

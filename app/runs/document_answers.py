@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from app.answering.served_model import SMALL_BELOW
 from app.errors import ApiError
@@ -37,13 +37,12 @@ log = logging.getLogger("ponder")
 
 PROBE_VERSION = 1
 MAX_TOKENS = 80  # of an answer to a question of the probe
-WINDOW_TOKENS = 160  # of sources in a prompt with windows
+WINDOWS = (100, 300)  # tokens of sources in a prompt with windows
 SECONDS = 240.0  # that a probe may take; one that is not over by then decides nothing
 PRIORITY = 100  # the last
 EXTRACTIVE = AnswerWay("extractive")
-TRIED = (
-    GENERATIVE, AnswerWay("quoting"), AnswerWay("generative", WINDOW_TOKENS), AnswerWay("quoting", WINDOW_TOKENS),
-)  # fmt: skip
+_WRITING: tuple[WayKind, ...] = ("generative", "quoting")
+TRIED = tuple(AnswerWay(kind, tokens) for tokens in (None, *WINDOWS) for kind in _WRITING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def _read_way(fields: dict[str, Any]) -> AnswerWay | None:
     kind, window = fields.get("kind"), fields.get("window_tokens")
     if kind not in get_args(WayKind) or not (window is None or type(window) is int):
         return None
-    return AnswerWay(kind, window)
+    return AnswerWay(cast(WayKind, kind), window)
 
 
 def name(way: AnswerWay) -> str:

@@ -22,7 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from app.errors import is_anthropic
+from app.errors import REQUEST_ID, is_anthropic
 from app.observability.logs import HEADER, begin_request
 from app.request_body import IGNORED
 
@@ -50,7 +50,7 @@ class AnswerHeaders:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        id = begin_request(Headers(scope=scope).get(HEADER))
+        id = scope[REQUEST_ID] = begin_request(Headers(scope=scope).get(HEADER))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -128,8 +128,9 @@ def weights_of_few_bits(
 
 @app.command("quality")
 def quality_of_weights(model: Path = Path("models/pebble")) -> None:
-    """What rounding the weights costs, beside float32: printed as JSON."""
-    print(json.dumps({"date": datetime.date.today().isoformat(), "model": model.name, **quality.measure(model)}, indent=1))
+    """Prints the cost of rounding the weights, beside float32, as JSON."""
+    date = datetime.date.today().isoformat()
+    print(json.dumps({"date": date, "model": model.name, **quality.measure(model)}, indent=1))
 
 
 @app.command("bits")

@@ -110,15 +110,19 @@ def small_model(folder: Path, prompts: dict[str, str] | None = None) -> str:
     """A BERT with random weights over a few words, in the files that sentence-transformers reads."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel
+    from transformers.models.bert.tokenization_bert import BertTokenizer
 
     folder.mkdir(parents=True)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", "query", "passage", "find", "the", "dam", "bees"]
     (folder / "vocab.txt").write_text("\n".join(words), "utf-8")
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=32, **shape)).save_pretrained(folder)
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(words), max_position_embeddings=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     read = Transformer(str(folder), max_seq_length=32)
     model = SentenceTransformer(modules=[read, Pooling(32)], device="cpu", prompts=prompts)
     model.save(str(folder / "whole"))
