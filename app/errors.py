@@ -92,8 +92,9 @@ class ErrorResponse(JSONResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_anthropic(scope["path"]):
             error = self._error
-            body = error.anthropic_body(scope.get(REQUEST_ID))
-            await JSONResponse(body, error.status, error.headers)(scope, receive, send)
+            await JSONResponse(error.anthropic_body(scope.get(REQUEST_ID)), error.status, error.headers)(
+                scope, receive, send
+            )
         else:
             await super().__call__(scope, receive, send)
 

@@ -122,11 +122,12 @@ class MessageJob:
     async def events(self) -> AsyncGenerator[Json, None]:
         """The message as events of the API, with the model's name once it is known which one answers."""
         pipeline, blocks, wrote = self.pipeline, self._blocks(), None
+        begun = False
         async with aclosing(pipeline.stream()) as stream:
             async for _, wrote in stream:
                 assert isinstance(wrote, Wrote)
-                if not blocks.begun:
-                    blocks.begun = True
+                if not begun:
+                    begun = True
                     yield {"type": "message_start", "message": self._begun()}
                 if self.thoughts.policy == "hidden" and any(isinstance(each, Reasoning) for each in wrote.deltas):
                     for event in blocks.redact():
@@ -137,11 +138,11 @@ class MessageJob:
         for event in blocks.close():
             yield event
         assert isinstance(wrote, Wrote)
-        stopped = {"stop_reason": self._stop_reason(wrote), "stop_sequence": _stop_sequence(wrote)}
+        ending = {"stop_reason": self._stop_reason(wrote), "stop_sequence": _stop_sequence(wrote)}
         routing = {} if pipeline.auto is None else {"routing": pipeline.routing}
         yield {
             "type": "message_delta",
-            "delta": stopped,
+            "delta": ending,
             "usage": usage_json(pipeline.tally, self._block_size),
             **routing,
         }
@@ -182,7 +183,6 @@ class BlockEvents:
 
     signer: ThinkingSigner
     omitted: bool  # thinking comes as its signature alone
-    begun: bool = False
     _index: int = -1
     _open: Literal["text", "thinking", "tool_use"] | None = None
     _thinking: list[str] = field(default_factory=list)
@@ -208,6 +208,7 @@ class BlockEvents:
         """Says once that there was thinking, which nobody sees."""
         if not self._redacted:
             self._redacted = True
+            yield from self.close()
             nonce = secrets.token_hex(8)
             yield self._start("redacted_thinking", {"data": f"{nonce}.{self.signer.sign(REDACTED + nonce)}"})
             yield {"type": "content_block_stop", "index": self._index}

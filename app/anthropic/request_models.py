@@ -234,9 +234,8 @@ def _choice(value: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
 
 
 def _response_format(form: Mapping[str, Any] | None) -> Any:
-    match form:
-        case None:
-            return None
-        case {"type": "json_schema", "schema": Mapping() as schema, **more} if not more:
-            return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    if form is None:
+        return None
+    if form.keys() == {"type", "schema"} and form["type"] == "json_schema" and isinstance(form["schema"], Mapping):
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
     raise invalid("output_config.format", f"output_config.format is {form!r:.60}; accepted: {_FORMAT}.")

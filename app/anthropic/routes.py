@@ -22,6 +22,7 @@ from app.anthropic.request_models import (
 from app.connections import while_connected
 from app.current_user import AppServing, User
 from app.errors import ApiError, from_exception
+from app.observability.logs import request_id
 from app.openai.event_stream import EventStream
 from app.request_body import MAX_BODY_BYTES, JsonBody
 
@@ -34,7 +35,7 @@ class MessageStream(EventStream):
     ping, done = event_bytes({"type": "ping"}), b""
 
     def failed(self, refusal: ApiError) -> bytes:
-        return event_bytes(refusal.anthropic_body())
+        return event_bytes(refusal.anthropic_body(request_id()))
 
 
 MessagesBody = Annotated[

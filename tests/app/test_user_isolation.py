@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from app import openai
 from app.auth import is_open
+from app.errors import is_anthropic
 from app.openai import responses
 from app.page import PageFiles
 from app.server import ROUTERS
@@ -69,7 +70,8 @@ NOBODYS = {  # they make something new, or tell what is the same for everybody
     "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
     "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
-    "POST /v1/completions", "POST /v1/embeddings", "POST /v1/responses", "GET /health", "GET /metrics",
+    "POST /v1/completions", "POST /v1/embeddings", "POST /v1/responses", "POST /v1/messages",
+    "POST /v1/messages/count_tokens", "GET /health", "GET /metrics",
     "GET /api/session", "POST /api/session", "DELETE /api/session",
 }  # fmt: skip
 FORGIVING = {"DELETE /api/chats/{chat_id}/permissions"}  # of a chat that is gone too: it answers, and does nothing
@@ -218,7 +220,8 @@ def test_nobody_gets_in_without_a_key(two: Two, route: str) -> None:
         return
     assert reply.status_code == 401, reply.text
     assert reply.headers["www-authenticate"] == "Bearer"
-    assert reply.json()["error"]["code"] == "invalid_api_key" and "API key" in reply.json()["error"]["message"]
+    kind = ("type", "authentication_error") if is_anthropic(path) else ("code", "invalid_api_key")
+    assert kind in reply.json()["error"].items() and "API key" in reply.json()["error"]["message"]
 
 
 def test_sharing_a_collection_opens_that_and_nothing_else(two: Two) -> None:

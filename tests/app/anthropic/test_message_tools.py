@@ -36,8 +36,9 @@ def calls_of(message: anthropic.types.Message) -> list[ToolUseBlock]:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}], ids=["any", "tool"])
-def test_a_call_that_has_to_come_comes(pebble_claude: anthropic.Anthropic, choice: dict[str, Any]) -> None:
-    message = pebble_claude.messages.create(**ASK, tool_choice={**choice, "disable_parallel_tool_use": True})
+def test_a_call_that_has_to_come_comes(pebble_claude: anthropic.Anthropic, choice: Any) -> None:
+    single: Any = {**choice, "disable_parallel_tool_use": True}
+    message = pebble_claude.messages.create(**ASK, tool_choice=single)
     (call,) = calls_of(message)
     assert message.stop_reason == "tool_use" and call.name == choice.get("name", call.name)
 
