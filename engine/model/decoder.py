@@ -86,10 +86,7 @@ class Decoder:
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
         self._norm = read.norm(f"{names.root}norm.weight", spec.hidden_size)
-        head = self._embedding
-        if not spec.tied_embeddings:
-            head = read.tensor(names.lm_head, spec.vocab_size, spec.hidden_size)
-        self._lm_head = (packing.head or packing.plain)(head, None)
+        self._lm_head = read.head(self._embedding)
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)

@@ -8,7 +8,7 @@ Attention scores do not change when queries and keys are permuted alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing
 from engine.model.loader import Weights
 from engine.model.model_spec import Activation, ModelSpec, Rope, WeightNames
+from engine.model.quantized_weight import AffineWeight
 
 
 def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
@@ -233,23 +234,67 @@ class LayerReader:
         return weight if rope is None else interleave(weight, self._spec.head_dim, rope.dim)
 
     def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
-        weight = self.tensor(f"{name}.weight", rows, columns)
-        return self._packing.plain(weight, self.tensor(f"{name}.bias", rows) if bias else None)
+        added = self.tensor(f"{name}.bias", rows) if bias else None
+        stored = self._stored([(f"{name}.weight", rows)], columns)
+        if stored is not None and (packed := self._packed(stored, added)) is not None:
+            return packed
+        return self._packing.plain(self.tensor(f"{name}.weight", rows, columns), added)
+
+    def head(self, embedding: Tensor) -> Linear:
+        """Reads the weights of the logits, which may be the embedding's, and packs them. Raises CheckpointError."""
+        names, tied = self._names, self._spec.tied_embeddings
+        name = f"{names.root}embed_tokens.weight" if tied else names.lm_head
+        stored = self._stored([(name, len(embedding))], embedding.shape[1])
+        if stored is not None and (packed := self._packed(stored, None)) is not None:
+            return packed
+        weight = embedding if tied else self.tensor(name, *embedding.shape)
+        return (self._packing.head or self._packing.plain)(weight, None)
 
     def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
-        weight = self._joined(prefix, self._names.qkv, widths, "weight")
         bias = self._joined(prefix, self._names.qkv, widths, "bias") if self._spec.qkv_bias else None
 
         def ordered(joined: Tensor) -> Tensor:
             q, k, v = joined.split(widths)
             return torch.cat([self._order(q, rope), self._order(k, rope), v])
 
-        return self._packing.plain(ordered(weight), None if bias is None else ordered(bias))
+        added = None if bias is None else ordered(bias)
+        stored = self._stored_parts(prefix, self._names.qkv, widths)
+        if stored is not None:
+            packed = self._packed(stored.rows(ordered(torch.arange(sum(widths)))), added)
+            if packed is not None:
+                return packed
+        return self._packing.plain(ordered(self._joined(prefix, self._names.qkv, widths, "weight")), added)
 
     def _gate_up(self, prefix: str) -> Linear:
         widths = (self._spec.intermediate_size,) * 2
         bias = self._joined(prefix, self._names.gate_up, widths, "bias") if self._spec.mlp_bias else None
+        stored = self._stored_parts(prefix, self._names.gate_up, widths)
+        if stored is not None and (packed := self._packed(stored, bias, gated=True)) is not None:
+            return packed
         return self._packing.gated(self._joined(prefix, self._names.gate_up, widths, "weight"), bias)
+
+    def _stored_parts(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...]) -> AffineWeight | None:
+        rows = widths if len(names) == len(widths) else (sum(widths),)
+        return self._stored(
+            [(f"{prefix}{name}.weight", each) for name, each in zip(names, rows, strict=True)], self._spec.hidden_size
+        )
+
+    def _stored(self, parts: Sequence[tuple[str, int]], columns: int) -> AffineWeight | None:
+        """Reads tensors (rows, columns), one below the other, as codes with scales; None where the checkpoint has them
+        otherwise, or nothing packs them so."""
+        if self._packing.affine is None:
+            return None
+        read = list[AffineWeight]()
+        for name, rows in parts:
+            weight = self._weights.take_quantized(name, (rows, columns))
+            if weight is None:
+                return None
+            read.append(weight)
+        return AffineWeight.joined(read)
+
+    def _packed(self, weight: AffineWeight, bias: Tensor | None, *, gated: bool = False) -> Linear | None:
+        assert self._packing.affine is not None
+        return self._packing.affine(weight, bias, gated)
 
     def _joined(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], part: str) -> Tensor:
         """Reads the rows of several projections one below the other, whether the checkpoint joins them or not."""

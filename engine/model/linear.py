@@ -18,20 +18,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.quantized_weight import round_to_nearest
+from engine.model.quantized_weight import AffineWeight, round_to_nearest
 
 Linear = Callable[[Tensor], Tensor]  # (tokens, in) -> (tokens, out)
 Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bias (out,)
+PackAffine = Callable[[AffineWeight, Tensor | None, bool], Linear | None]  # from weight, bias, and whether it is gated
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """The layout of a model's weights: `gated` packs gate and up, one below the other, `head` the weights of the logits
-    where they differ, `plain` all else."""
+    where they differ, `plain` all else.
+
+    `affine` packs weights that a checkpoint has as codes with scales, and returns None for those that it does not take;
+    without it they are dequantised.
+    """
 
     plain: Pack
     gated: Pack
     head: Pack | None = None
+    affine: PackAffine | None = None
 
 
 # Elements. Below this, packing costs a step of one row a fifth and saves one of sixteen up to a third: a CPU mostly

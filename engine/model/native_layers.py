@@ -94,7 +94,16 @@ def packing(quantization: QuantizationName, *, deterministic: bool = False) -> P
     def gated(weight: Tensor, bias: Tensor | None) -> TiledWeight:
         return TiledWeight(library, weight, bias, gated=True, eight_bits_from=from_tokens)
 
-    return Packing(plain, gated)
+    return Packing(plain, gated, affine=_as_stored if quantization == "none" else None)
+
+
+def _as_stored(weight: AffineWeight, bias: Tensor | None, gated: bool) -> GroupedWeight | None:
+    """Packs a weight that is quantised already, where the kernels have its group."""
+    out, width = weight.codes.shape
+    grouped = weight.group in (16, 32, 64, 128) or weight.group % 32 == 0
+    if not grouped or width % 32 or (gated and out % 32):
+        return None
+    return pack_affine(weight, bias, gated=gated)
 
 
 def _rounded(bits: int, gated: bool, weight: Tensor, bias: Tensor | None) -> GroupedWeight:

@@ -5,7 +5,8 @@ Knows no file format and no kernel. Kernels pack it into a layout of their own a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +28,24 @@ class AffineWeight:
     bits: int  # 4 or 8
     group: int  # columns of a scale
     zero: int  # the code that stands for 0, before the minimum
+
+    @classmethod
+    def joined(cls, parts: Sequence[AffineWeight]) -> AffineWeight | None:
+        """Returns the rows of all parts one below the other; None where they have not one form."""
+        if len({(each.bits, each.group, each.zero, each.minimums is None) for each in parts}) > 1:
+            return None
+        minimums = [each.minimums for each in parts if each.minimums is not None]
+        return replace(
+            parts[0],
+            codes=torch.cat([each.codes for each in parts]),
+            scales=torch.cat([each.scales for each in parts]),
+            minimums=torch.cat(minimums) if minimums else None,
+        )
+
+    def rows(self, order: Tensor) -> AffineWeight:
+        """Returns the weight with its rows in another order, (out,) int64."""
+        minimums = None if self.minimums is None else self.minimums[order]
+        return replace(self, codes=self.codes[order], scales=self.scales[order], minimums=minimums)
 
     def dequantize(self) -> Tensor:
         """Returns the weight, (out, in) float32."""

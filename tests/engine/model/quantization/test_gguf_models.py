@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from engine.errors import CheckpointError, UnsupportedArchitecture
+from engine.kernels import cpu as native
+from engine.kernels.cpu.binding import GroupedWeight
 from engine.kv_cache.snapshot import fingerprint
 from engine.model.decoder import load_decoder
 from engine.model.loader import resolve
@@ -218,3 +220,25 @@ def test_a_model_that_cannot_be_run_exactly_is_refused(tmp_path: Path, llama: Pa
     file = written(tmp_path / "model.gguf", fill, architecture)
     with pytest.raises((CheckpointError, UnsupportedArchitecture), match=message):
         read_config(file)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "Q4_0", "Q4_1"])
+def test_quantised_weights_are_multiplied_as_they_are_stored(tmp_path: Path, kind: str) -> None:
+    """On the CPU kernels: as near to the dequantised weights as activations of 8 bits are."""
+    if native.library() is None:
+        pytest.skip(f"no kernels: {native.unavailable()}")
+    sizes = {
+        "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 32, "num_hidden_layers": 2,
+    }  # fmt: skip
+    model = tiny.redraw(tiny.build("LlamaConfig", "LlamaForCausalLM", sizes), 3)
+    path = quantized(tiny.save(model, tmp_path / "checkpoint"), tmp_path / "model.gguf", kind)
+    native_decoder = load_decoder(path, dtype=torch.bfloat16)
+    assert all(isinstance(layer.qkv, GroupedWeight) for layer in native_decoder._layers)
+    assert isinstance(native_decoder._lm_head, GroupedWeight)
+    prompt = PROMPT[:60]
+    with torch.no_grad():
+        (found,) = Stepper(native_decoder, [prompt]).step([len(prompt)])
+        (expected,) = Stepper(load_decoder(path, dtype=torch.float32, kernels="torch"), [prompt]).step([len(prompt)])
+    error = (found.float() - expected).norm() / expected.norm()
+    assert 0 < error < 0.05
