@@ -194,3 +194,22 @@ def test_a_passage_in_another_script_runs_its_own_way(page: Page, fake: FakeServ
     shown = panel(page).locator("mark")
     expect(shown).to_have_text(text)
     assert shown.evaluate("mark => getComputedStyle(mark.parentElement).direction") == "rtl"
+
+
+def test_a_refusal_quotes_what_is_nearest_and_cites_nothing(page: Page, fake: FakeServer) -> None:
+    sources, near = dam()
+    fake.play([found("none", sources, [near]), *answer("I don't know.")])
+    reply = ask(page, "Who painted it?")
+    expect(reply.get_by_role("heading", name="The nearest passages")).to_be_visible()
+    expect(reply.get_by_role("blockquote")).to_have_text(near.text)
+    expect(reply.locator(".cite, .cited")).to_have_count(0)
+    reply.get_by_role("button", name="The dam in the valley.pdf").click()
+    expect(panel(page)).to_contain_text("402 metres long.")
+
+
+def test_a_supported_sentence_that_does_not_answer_says_so(page: Page, fake: FakeServer) -> None:
+    sources, source = dam()
+    script = told(source, sources)
+    script[2] = support(1, "It was. [S1]", "It was. [S1]", "supported", [source]).model_copy(update={"answers": 0.12})
+    fake.play(script)
+    expect(ask(page, "Who painted it?")).to_contain_text("may not answer")

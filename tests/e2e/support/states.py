@@ -194,7 +194,7 @@ CALLED: Script = [call("calculator", '{"expression": "27+58"}'), result("calcula
 BROKE: Script = [AnswerDelta(text="Half an"), RunFailed(code="engine_stopped", message="It broke.", retryable=True)]
 LIMITED = AnswerDone(text="As far as", finish_reason="length")
 CUT_SHORT: Script = [AnswerDelta(text="As far as"), LIMITED, RunCompleted(usage=USAGE)]
-NOTHING_FOUND: Script = [found("none", dam()[0]), *answer("The sources do not say.")]
+NOTHING_FOUND: Script = [found("none", dam()[0], dam()[1:]), *answer("The sources do not say.")]
 
 STATES: dict[str, Bring] = {
     "welcome": welcome,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from random import Random
 
 from app.runs.events import (
@@ -64,10 +65,13 @@ def dam() -> tuple[list[SourceShown], SourceShown]:
     return sources, source("S1", sources[0].title, said, start, page=12)
 
 
-def found(verdict: str, sources: list[SourceShown]) -> CitationSources:
+def found(verdict: str, sources: list[SourceShown], nearest: Sequence[SourceShown] = ()) -> CitationSources:
     return CitationSources.model_validate(
-        {"verdict": verdict, "score": 0.8, "questions": ["when was the dam finished"], "sources": sources}
-    )
+        {
+            "verdict": verdict, "score": 0.8, "questions": ["when was the dam finished"], "sources": sources,
+            "nearest": list(nearest),
+        }
+    )  # fmt: skip
 
 
 def support(number: int, answer: str, sentence: str, kind: str, citations: list[SourceShown]) -> CitationRef:
