@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.runs.events import AnswerDelta, AnswerDone, SourceShown, ToolSource
+from app.runs.events import AnswerDelta, AnswerDone, CitationRef, SourceShown, ToolSource
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.fake_documents import PASSAGE
 from tests.e2e.support.fake_server import FakeServer, Script, answer
@@ -209,7 +209,7 @@ def test_a_refusal_quotes_what_is_nearest_and_cites_nothing(page: Page, fake: Fa
 
 def test_a_supported_sentence_that_does_not_answer_says_so(page: Page, fake: FakeServer) -> None:
     sources, source = dam()
-    script = told(source, sources)
-    script[2] = support(1, "It was. [S1]", "It was. [S1]", "supported", [source]).model_copy(update={"answers": 0.12})
-    fake.play(script)
+    grounds, delta, said, *end = told(source, sources)
+    assert isinstance(said, CitationRef)
+    fake.play([grounds, delta, said.model_copy(update={"answers": 0.12}), *end])
     expect(ask(page, "Who painted it?")).to_contain_text("may not answer")

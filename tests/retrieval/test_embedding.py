@@ -110,8 +110,7 @@ def small_model(folder: Path, prompts: dict[str, str] | None = None) -> str:
     """A BERT with random weights over a few words, in the files that sentence-transformers reads."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
-    from transformers import BertConfig, BertModel
-    from transformers.models.bert.tokenization_bert import BertTokenizer
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     folder.mkdir(parents=True)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", "query", "passage", "find", "the", "dam", "bees"]
