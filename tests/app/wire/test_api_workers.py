@@ -126,8 +126,8 @@ def test_thinking_that_one_process_signed_is_accepted_by_all(several: tuple[subp
     for _ in range(6):
         blocks = httpx.post(f"{url}/v1/messages", json=asked).json()["content"]
         assert blocks[0]["type"] == "thinking"
-        question: list[Any] = SHORT["messages"]  # type: ignore[assignment]  # of a dictionary of anything
-        again = [*question, {"role": "assistant", "content": blocks}, *question]
+        hi: list[Any] = asked["messages"]
+        again = [*hi, {"role": "assistant", "content": blocks}, *hi]
         assert httpx.post(f"{url}/v1/messages/count_tokens", json={"model": "default", "messages": again}).is_success
 
 
