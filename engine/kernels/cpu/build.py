@@ -89,7 +89,7 @@ def _load() -> ctypes.CDLL | str:
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         _log.warning("The kernels in C++ cannot be used, torch runs the model: %s", str(reason).strip()[-2000:])
-        return f"they could not be compiled or loaded: {error}"
+        return f"they could not be compiled or loaded ({type(error).__name__}; the log has the reason)"
     if has_tiles() and found.ponder_start() != 0:
         return "the system does not grant AMX tiles"
     found.ponder_packed_bytes.restype = ctypes.c_int64

@@ -4,7 +4,7 @@
 // A weight lies as blocks of 32 outputs, each one stream: for each group of columns 32 scales, 32 minimums where it has
 // them (float16, parts of the row's own scale), then its codes, 16 columns at a time: four lines of 16 outputs by 4
 // columns for either half of the block, two lines at 4 bits, of which each holds one in the low halves of its bytes and
-// the next in the high ones.
+// the next in the high ones. Nothing is prefetched: processors do so by themselves where addresses follow each other.
 //
 // Activations are rounded to 8 bits with a scale for each token's group. A group's products are summed as integers, the
 // groups in their order as float32: a token's bits do not depend on its neighbours, nor on the processor.
@@ -18,7 +18,6 @@
 namespace ponder {
 namespace {
 
-constexpr int64_t kAhead = 2048;  // bytes of a stream of weights that are prefetched
 constexpr int64_t kTokensInCache = 768 << 10;  // bytes of rounded activations that stay in a core's second cache
 // Rows that are multiplied together at most: their sums stay in registers.
 constexpr int max_rows(int64_t bits) {
@@ -112,9 +111,7 @@ void multiply(const Work& work, int64_t token, int64_t block, float* to) {
         Ints low[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          const char* from = codes + ((unit * (kBits / 2) + line) * 2 + v) * 64;
-          low[v] = load_ints(from);
-          _mm_prefetch(from + kAhead, _MM_HINT_T0);
+          low[v] = load_ints(codes + ((unit * (kBits / 2) + line) * 2 + v) * 64);
         }
         if constexpr (kBits == 8) {
           multiply_line<8>(all, low, at + line * 4, x.stride);
