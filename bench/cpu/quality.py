@@ -22,7 +22,7 @@ FORMS: dict[str, dict[str, Any]] = {  # Any: arguments of load_decoder
 
 
 def measure(model: Path, windows: int = 10) -> dict[str, dict[str, float]]:
-    """How far each form's distributions are from those in float32, and how often they agree on the likeliest token."""
+    """Each form's distance from the distributions in float32, and the share of the same likeliest token."""
     texts = asyncio.run(own_texts(model, windows))
     kind: type[KVCache] | type[QuantizedCache] = KVCache
     exact = torch.cat([read_window(load_decoder(model, dtype=torch.float32), text, kind) for text in texts])
