@@ -150,12 +150,13 @@ class Searcher:
             if not among or (documents is not None and not documents):
                 return Found((), clock.laps)
             dense, lexical = dict[int, float](), dict[int, float]()
+            allowed = self._views.allowed(among, documents)
             if query.dense_share > 0:
-                ids, cosines = self._views.dense.search(vector, count, self._views.allowed(among, documents))
+                ids, cosines = self._views.dense.search(vector, count, allowed)
                 dense = {int(i): float(c) for i, c in zip(ids[0], cosines[0], strict=True) if i >= 0}
                 clock.lap("dense")
             if query.dense_share < 1:
-                ids, scores = self._views.lexical.search(text, count, among, documents)
+                ids, scores = self._views.lexical.search(text, count, among, documents, allowed)
                 lexical = {int(i): s for i, s in zip(ids, scores, strict=True)}
                 clock.lap("lexical")
             fused = best(weighted(dense, lexical, query.dense_share), max(2 * query.limit, 2 * RERANKED))

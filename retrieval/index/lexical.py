@@ -1,7 +1,7 @@
 """The lexical index: BM25 by tantivy over the chunks' words, identifiers also in their parts.
 
 `parseHttpHeader`, `parse_http_header` and `parse-http-header` all match "http header". Collections and documents are
-terms too, so a search never looks at texts its user may not read. Scores come from counts within the collections that
+terms too, so a search finds nothing that its user may not read. Scores come from counts within the collections that
 are searched: tantivy's own are of the whole index, and would leak other users' texts. Not safe in threads for writing:
 `views` guards it.
 """
@@ -27,12 +27,14 @@ import tantivy
 from numpy.typing import NDArray
 
 from retrieval.durable import Damaged, Record, clear_away, make_folder, read_record, write_record
-from retrieval.index.dense import Ids
+from retrieval.index.dense import Bits, Ids
 
 log = logging.getLogger("ponder.retrieval")
 
 FORMAT = 2  # goes up when the indexed fields change: the index is then made anew
 MEMORY = 64 << 20  # bytes that the writer buffers
+WIDE = 0.2  # of the index: a search of more looks for passages anywhere first, and leaves out what it may not find
+SPARE = 1.5  # times as many passages as are likely to be enough for that
 MARGIN = 100  # passages scored beyond those asked for: tantivy chooses them, by a mean length over the whole index
 K1, B = 1.2, 0.75  # of BM25, as tantivy has them
 SHARES = {"text": 1.0, "title": 0.5}  # of the fields in a score
@@ -240,23 +242,28 @@ class LexicalIndex:
         write_record(self._record, {**told, "schema": meta["schema"], "index_settings": meta["index_settings"]})
 
     def search(
-        self, query: str, count: int, collections: Collection[int], documents: Collection[int] | None = None
-    ) -> tuple[Ids, list[float]]:
-        """Numbers and BM25 scores, best first; words count by how rare they are in these collections."""
+        self, query: str, count: int, collections: Collection[int], documents: Collection[int] | None = None,
+        allowed: Bits | None = None,
+    ) -> tuple[Ids, list[float]]:  # fmt: skip
+        """Numbers and BM25 scores, best first; words count by how rare they are in these collections.
+
+        `allowed`: the chunks of these collections and documents. With it the same is found, sooner where they are much
+        of the index.
+        """
         if not collections or (documents is not None and not documents):
             return np.zeros(0, np.int64), []
         counted = self._counted(collections)
         searcher, asked = counted.searcher, self._asked(query, counted)
         if not any(each.weights for each in asked.values()):
             return np.zeros(0, np.int64), []
-        must = [
-            (tantivy.Occur.Must, self._candidates(searcher, asked)),
-            (tantivy.Occur.Must, self._among("collection", collections)),
-        ]
-        if documents is not None:
-            must.append((tantivy.Occur.Must, self._among("document", documents)))
-        hits = searcher.search(tantivy.Query.boolean_query(must), count + MARGIN, count=False).hits
-        addresses = [address for _, address in hits]
+        candidates = self._candidates(searcher, asked)
+        addresses = _found_anywhere(searcher, candidates, count + MARGIN, allowed)
+        if addresses is None:
+            must = [(tantivy.Occur.Must, candidates), (tantivy.Occur.Must, self._among("collection", collections))]
+            if documents is not None:
+                must.append((tantivy.Occur.Must, self._among("document", documents)))
+            hits = searcher.search(tantivy.Query.boolean_query(must), count + MARGIN, count=False).hits
+            addresses = [address for _, address in hits]
         ids = np.array(searcher.fast_field_values("chunk", addresses), np.int64)
         found = [searcher.doc(address) for address in addresses]
         scores = sum((each.scores([doc[f"{field}_hashes"][0] for doc in found]) for field, each in asked.items()),
@@ -313,6 +320,24 @@ class LexicalIndex:
 
     def close(self) -> None:
         self._writer.wait_merging_threads()
+
+
+def _found_anywhere(
+    searcher: tantivy.Searcher, candidates: tantivy.Query, count: int, allowed: Bits | None
+) -> list[tantivy.DocAddress] | None:
+    """Returns the best `count` of the chunks that are `allowed`, without a filter by collections: tantivy goes through
+    all their passages for it. None where those found are too few, and where `allowed` is little of the index.
+    """
+    share = 0.0 if allowed is None else float(np.bitwise_count(allowed).sum()) / max(searcher.num_docs, 1)
+    if allowed is None or share < WIDE:
+        return None
+    wanted = math.ceil(SPARE * count / share)
+    addresses = [address for _, address in searcher.search(candidates, wanted, count=False).hits]
+    ids = np.array(searcher.fast_field_values("chunk", addresses), np.int64)
+    held = np.append(allowed, np.uint8(0))[np.minimum(ids >> 3, len(allowed))]
+    (kept,) = (held >> (ids & 7).astype(np.uint8) & 1).nonzero()
+    whole = len(kept) >= count or len(addresses) < wanted
+    return [addresses[at] for at in kept[:count].tolist()] if whole else None
 
 
 class _Counted:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from retrieval import BadFilter, BadQuery, Library, NotFound, Query, Text
-from retrieval.index import dense
+from retrieval.index import dense, lexical
 from retrieval.index.dense import DenseIndex
 from retrieval.index.lexical import LOOKUP_WORDS, terms
 from tests.retrieval.words import WordEmbedder
@@ -181,6 +181,24 @@ def test_an_index_that_grows_goes_into_cells_and_back_from_disk(
         assert found(library, "number77", limit=1) == ["t77"]
     with Library.open(tmp_path / "grown", embedder) as library:
         assert found(library, "number77", limit=1, dense_share=1.0) == ["t77"]
+
+
+@pytest.mark.parametrize("margin", [100, 0])
+def test_words_are_found_in_some_collections_as_they_are_with_a_filter(
+    library: Library, monkeypatch: pytest.MonkeyPatch, margin: int
+) -> None:
+    monkeypatch.setattr(lexical, "MARGIN", margin)  # without one, those of others may leave too few
+    mine, other = (library.collection("ana", name).id for name in ("mine", "other"))
+    words = ["lake", "deep", "green", "hill", "oak"]
+    for number, collection in enumerate((mine, other)):
+        made = [" ".join(words[at % 5] for at in range(n % 7 + number, n % 11 + 8)) for n in range(40)]
+        library.add("ana", collection, [Text(f"{number}-{n}", text + " lake" * number) for n, text in enumerate(made)])
+    index, views = library.views.lexical, library.views
+    for query in ("lake", "green oak", "deep deep hill", "nothing"):
+        for among in ([mine], [other], [mine, other]):
+            ids, scores = index.search(query, 5, among)
+            fast, same = index.search(query, 5, among, allowed=views.allowed(among, None))
+            assert fast.tolist() == ids.tolist() and same == pytest.approx(scores)
 
 
 def test_what_was_deleted_or_replaced_is_in_neither_index(lakes: Library) -> None:
