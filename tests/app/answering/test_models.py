@@ -77,7 +77,8 @@ def test_a_name_that_is_not_served_is_told_all_that_are(both: Server, both_http:
 
 def test_all_are_listed(both: Server) -> None:
     with openai.OpenAI(base_url=f"{both.url}/v1", api_key="none") as client:
-        assert [each.id for each in client.models.list()] == ["pebble", "small", "default", "auto"]
+        listed = [each.id for each in client.models.list()]
+        assert listed == ["pebble", "small", "default", "auto", "all-MiniLM-L6-v2"]
         assert all(client.models.retrieve(name).id == name for name in ("pebble", "small", "default", "auto"))
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("gpt-4")
@@ -142,7 +143,8 @@ async def test_two_of_one_name_are_refused(model: Path, second: Path, tmp_path: 
 
 
 def test_the_list_says_who_thinks_and_takes_tools(both_http: httpx.Client) -> None:
-    listed = {each["id"]: (each["thinks"], each["tools"]) for each in both_http.get("/v1/models").json()["data"]}
+    models = both_http.get("/v1/models").json()["data"]
+    listed = {each["id"]: (each["thinks"], each["tools"]) for each in models if not each["embeds"]}
     assert listed == {"pebble": (True, True), "small": (True, True), "default": (True, True), "auto": (True, False)}
 
 
@@ -236,7 +238,7 @@ def test_the_command_serves_several_and_stops_cleanly(model: Path, second: Path,
     several = ("--also", f"second={second}", "--router", "tiny,second", "--router-gate", "whole")
     with serving("--model", str(model), "--data-dir", "data", *several, cwd=tmp_path) as (process, url):
         listed = httpx.get(f"{url}/v1/models").json()["data"]
-        assert [each["id"] for each in listed] == ["tiny", "second", "default", "auto"]
+        assert [each["id"] for each in listed] == ["tiny", "second", "default", "auto", "all-MiniLM-L6-v2"]
         process.terminate()
         assert process.wait(15) == 0
         assert process.stderr is not None and process.stderr.read() == ""
