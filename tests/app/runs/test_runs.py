@@ -204,7 +204,7 @@ def test_a_question_too_long_for_the_model_is_not_taken(http: httpx.Client, chat
         reply = http.post(f"/api/chats/{chat}/runs", json={"content": text})
         told = reply.json()["error"]
         assert (reply.status_code, told["param"], told["code"]) == (400, "content", "context_length_exceeded")
-        assert "3000 tokens" in told["message"] and "at most 2047" in told["message"]
+        assert "the prompt has 3000" in told["message"] and "at most 2047" in told["message"]
     assert http.get(f"/api/chats/{chat}").json()["messages"] == []
 
 
