@@ -109,14 +109,15 @@ def weights_of_few_bits(
     shape: Annotated[str, typer.Option(help="0.6b or 4b.")] = "0.6b",
     only: Annotated[list[str] | None, typer.Option(help="Only none, int8 or int4.")] = None,
     rounds: int = 3,
+    one_thread: Annotated[bool, typer.Option(help="Count processor time, for a machine that is shared.")] = False,
 ) -> None:
     """Ours beside llama.cpp in bfloat16, 8 and 4 bits, in turns: kept under bench/results/."""
     files = {name: _gguf(python, shape, kind) for name, kind in PEERS.items() if not only or name in only}
-    parts = in_turns(_model(shape), python, files, rounds)
+    parts = in_turns(_model(shape), python, files, rounds, one_thread=one_thread)
     results = {
         "date": datetime.date.today().isoformat(),
-        "slug": f"weights-{shape}-{hardware.slug()}",
-        "command": "python -m bench.cpu weights",
+        "slug": f"weights-{shape}-{'one-thread-' if one_thread else ''}{hardware.slug()}",
+        "command": "python -m bench.cpu weights" + " --one-thread" * one_thread,
         "hardware": hardware.describe(),
         "shape": checkpoint.SHAPES[shape].config,
         "prompt_tokens": PROMPT,

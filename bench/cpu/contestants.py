@@ -12,8 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench import hardware
+from bench.cpu.steps import laid_step
 from engine import GREEDY, Engine, EngineConfig, Span
+from engine.model.decoder import load_decoder
 
 PROMPT, PREFILL = 32, 512
 BATCHES = [1, 4, 16, 32]  # of the contest in turns
@@ -57,10 +61,12 @@ async def measured(model: Path, options: dict[str, Any], steps: int, batches: li
     return found
 
 
-def run_llama(python: Path, model: Path, batches: list[int], steps: int) -> Part:
-    """The same of llama.cpp, with its version."""
-    plan = json.dumps({"batches": batches, "prompt": PROMPT, "steps": steps, "prefill": PREFILL})
-    command = [str(python), str(Path(__file__).parent / "llama.py"), str(model), str(os.cpu_count()), plan]
+def run_llama(python: Path, model: Path, batches: list[int], steps: int, *, one_thread: bool = False) -> Part:
+    """The same of llama.cpp, with its version; `one_thread` counts processor time."""
+    clock = "process_time" if one_thread else "perf_counter"
+    plan = json.dumps({"batches": batches, "prompt": PROMPT, "steps": steps, "prefill": PREFILL, "clock": clock})
+    threads = "1" if one_thread else str(os.cpu_count())
+    command = [str(python), str(Path(__file__).parent / "llama.py"), str(model), threads, plan]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
@@ -70,14 +76,41 @@ def run_llama(python: Path, model: Path, batches: list[int], steps: int) -> Part
     return found
 
 
-def in_turns(model: Path, python: Path, files: dict[str, Path], rounds: int) -> dict[str, Part]:
+def on_one_thread(model: Path, options: dict[str, Any], steps: int, batches: list[int]) -> Part:
+    """Tokens of our decoder a second of processor time, which others on the machine trouble less."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    decoder = load_decoder(model, dtype=torch.bfloat16, **options)
+
+    def rate(rows: int, context: int, new: int, repeats: int) -> float:
+        batch, kv = laid_step(decoder, rows, context, new)
+        decoder.forward(batch, kv)
+        start = time.process_time()
+        for _ in range(repeats):
+            decoder.forward(batch, kv)
+        return rows * new * repeats / (time.process_time() - start)
+
+    decode = {str(n): rate(n, PROMPT + steps // 2, 1, steps) for n in batches}
+    found = {"decode": decode, "prefill": rate(1, PREFILL, PREFILL, 2)}
+    torch.set_num_threads(before)
+    return found
+
+
+def in_turns(
+    model: Path, python: Path, files: dict[str, Path], rounds: int, *, one_thread: bool = False
+) -> dict[str, Part]:
     """For each of our kinds of weights, whose llama.cpp's file is given: every round of both, and their medians."""
+    steps = 6 if one_thread else 24
     made: dict[str, Part] = {}
     for quantization, file in files.items():
         turns: dict[str, list[Part]] = {"ours": [], "llama.cpp": []}
         for _ in range(rounds):
-            turns["ours"].append(asyncio.run(measured(model, {"quantization": quantization}, 24, BATCHES)))
-            turns["llama.cpp"].append(run_llama(python, file, BATCHES, 24))
+            options = {"quantization": quantization}
+            if one_thread:
+                turns["ours"].append(on_one_thread(model, options, steps, BATCHES))
+            else:
+                turns["ours"].append(asyncio.run(measured(model, options, steps, BATCHES)))
+            turns["llama.cpp"].append(run_llama(python, file, BATCHES, steps, one_thread=one_thread))
             turns["ours"][-1]["load"] = os.getloadavg()
             turns["ours"][-1]["read_gb_per_s"] = hardware.read_bandwidth(1.0) / 1e9
         medians = {who: _medians(each) for who, each in turns.items()}

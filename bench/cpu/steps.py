@@ -36,7 +36,7 @@ def compared(model: Path, threads: int, *, turns: int, tiles: bool) -> dict[str,
     assert decoders["own"].tiled, "our own kernels do not run it here"
     found: dict[str, Any] = {}
     for rows, context, queries in STEPS:
-        batch, kv = _step(decoders["own"], rows, context, queries)
+        batch, kv = laid_step(decoders["own"], rows, context, queries)
         ways: dict[str, Step] = {name: _forward(decoder, batch, kv) for name, decoder in decoders.items()}
         if tiles and rows * queries <= 64:
             ways["torch, tile by tile"] = _tilewise(decoders["torch"], batch, kv)
@@ -67,7 +67,7 @@ def _tilewise(decoder: Decoder, batch: Batch, kv: KVCache) -> Step:
     return lambda: tilewise(decoder.forward, batch, kv)
 
 
-def _step(decoder: Decoder, rows: int, context: int, queries: int) -> tuple[Batch, KVCache]:
+def laid_step(decoder: Decoder, rows: int, context: int, queries: int) -> tuple[Batch, KVCache]:
     """`rows` sequences of `context` tokens, of which the last `queries` are new, and a cache of noise."""
     spec, each = decoder.spec, -(-context // BLOCK)
     kv = KVCache(spec.layers, rows * each + 1, BLOCK, spec.kv_heads, spec.head_dim, torch.bfloat16, torch.device("cpu"))
