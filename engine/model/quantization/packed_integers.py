@@ -10,13 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model.quantization.stored_parts import Parts
+from engine.model.quantization.stored_parts import StoredParts
 from engine.model.quantized_weight import AffineWeight
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word holds, the lowest first
 
 
-def gptq(parts: Parts, bits: int, zero_offset: int) -> AffineWeight | Tensor | None:
+def gptq(parts: StoredParts, bits: int, zero_offset: int) -> AffineWeight | Tensor | None:
     """Reads GPTQ's layout (Frantar et al. 2022; AutoGPTQ): codes (in / n, out) and zeros (groups, out / n) in words
     of n = 32 / bits, scales (groups, out), and `g_idx` (in,), the group of each column.
 
@@ -42,7 +42,7 @@ def gptq(parts: Parts, bits: int, zero_offset: int) -> AffineWeight | Tensor | N
     return affine(codes, scales, zeros, bits, group)
 
 
-def awq(parts: Parts) -> AffineWeight | None:
+def awq(parts: StoredParts) -> AffineWeight | None:
     """Reads AWQ's layout "gemm" (Lin et al. 2023; AutoAWQ): codes (in, out / 8) and zeros (groups, out / 8) of 4 bits,
     in words whose nibbles are not in order, and scales (groups, out)."""
     if "qweight" not in parts:
@@ -55,7 +55,7 @@ def awq(parts: Parts) -> AffineWeight | None:
     return affine(codes.t(), scales.t(), zeros.t(), 4, parts.group_of(groups))
 
 
-def pack_quantized(parts: Parts) -> AffineWeight | Tensor | None:
+def pack_quantized(parts: StoredParts) -> AffineWeight | Tensor | None:
     """Reads compressed-tensors' layout "pack-quantized": codes (out, in / n) and zeros (out / n, groups) in words,
     with an offset of half their range, and scales (out, groups). Act-order as in `gptq`."""
     if "weight_packed" not in parts:
@@ -82,7 +82,7 @@ def pack_quantized(parts: Parts) -> AffineWeight | Tensor | None:
     return affine(codes, scales, zeros, bits, group)
 
 
-def int_quantized(parts: Parts) -> AffineWeight | None:
+def int_quantized(parts: StoredParts) -> AffineWeight | None:
     """Reads compressed-tensors' layout "int-quantized": int8 (out, in), scales (out, groups), (out, 1) or one."""
     if parts.kind_of("weight") != "I8":
         return None
@@ -94,7 +94,7 @@ def int_quantized(parts: Parts) -> AffineWeight | None:
     return affine(codes, scales, zeros, 8, parts.group_of(scales.shape[1]))
 
 
-def bitsandbytes_int8(parts: Parts) -> AffineWeight | None:
+def bitsandbytes_int8(parts: StoredParts) -> AffineWeight | None:
     """Reads bitsandbytes' LLM.int8 (Dettmers et al. 2022): int8 (out, in) and `SCB` (out,), each row's largest
     magnitude, which is 127."""
     if "SCB" not in parts:

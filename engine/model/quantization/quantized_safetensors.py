@@ -20,7 +20,7 @@ from engine.errors import CheckpointError
 from engine.model.loader import FLOATS, Json, SafetensorsWeights
 from engine.model.quantization.packed_integers import awq, bitsandbytes_int8, gptq, int_quantized, pack_quantized
 from engine.model.quantization.small_floats import bitsandbytes_4bit, float8, mxfp4
-from engine.model.quantization.stored_parts import Parts
+from engine.model.quantization.stored_parts import StoredParts
 from engine.model.quantized_weight import AffineWeight
 
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
@@ -32,7 +32,7 @@ _UNUSED = (
     ".v_scale", ".q_scale", ".activation_scale",
 )  # fmt: skip
 
-_Read = Callable[[Parts], AffineWeight | Tensor | None]  # None: the layer is not quantised
+_Read = Callable[[StoredParts], AffineWeight | Tensor | None]  # None: the layer is not quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class QuantizedSafetensors(SafetensorsWeights):
 
     def _quantized(self, name: str, shape: tuple[int, ...]) -> AffineWeight | Tensor | None:
         stem, _, part = name.rpartition(".")
-        return self._scheme.read(Parts(self, stem, shape)) if part == "weight" and len(shape) == 2 else None
+        return self._scheme.read(StoredParts(self, stem, shape)) if part == "weight" and len(shape) == 2 else None
 
     def _take_mxfp4(self, name: str, shape: tuple[int, ...]) -> Tensor:
         *outer, width = shape
@@ -161,7 +161,7 @@ def _compressed_tensors(directory: Path, settings: Json) -> Scheme:
             block = _block(directory, f"{field}.weights.block_structure", weights.get("block_structure"))
         bits = min(bits, int(weights["num_bits"]))
 
-    def read(parts: Parts) -> AffineWeight | Tensor | None:
+    def read(parts: StoredParts) -> AffineWeight | Tensor | None:
         for each in (pack_quantized, int_quantized):
             if (found := each(parts)) is not None:
                 return found

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.model.quantization.stored_parts import Parts
+from engine.model.quantization.stored_parts import StoredParts
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP Microscaling Formats 1.0, 5.3.3; the highest bit is the sign
 
 
-def float8(parts: Parts, block: tuple[int, int] | None) -> Tensor | None:
+def float8(parts: StoredParts, block: tuple[int, int] | None) -> Tensor | None:
     """Reads E4M3 values (out, in) with `weight_scale`, one or (out,) or (out, groups), or with a scale for each block
     of `block` rows and columns: `weight_scale_inv` as DeepSeek-V3 has it, or `weight_scale`."""
     if parts.kind_of("weight") != "F8_E4M3":
@@ -42,7 +42,7 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return torch.ldexp(table[codes.long()], exponents.expand(codes.shape)).flatten(-2)
 
 
-def bitsandbytes_4bit(parts: Parts) -> Tensor | None:
+def bitsandbytes_4bit(parts: StoredParts) -> Tensor | None:
     """Reads bitsandbytes' NF4 or FP4 (Dettmers et al. 2023, QLoRA): two codes a byte, the higher nibble first, that
     index `quant_map`, times the `absmax` of blocks of the flattened weight; that may be quantised in turn."""
     state = next((name for name in _STATES if name in parts), None)
@@ -71,7 +71,7 @@ def bitsandbytes_4bit(parts: Parts) -> Tensor | None:
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 
-def _described(parts: Parts, state: str) -> dict[str, Any]:  # Any: JSON of bitsandbytes
+def _described(parts: StoredParts, state: str) -> dict[str, Any]:  # Any: JSON of bitsandbytes
     text = bytes(parts.take(state, parts.shape_of(state), "U8").tolist())
     try:
         described = json.loads(text)

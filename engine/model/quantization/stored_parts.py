@@ -8,7 +8,7 @@ from engine.errors import CheckpointError
 from engine.model.loader import FLOATS, SafetensorsWeights
 
 
-class Parts:
+class StoredParts:
     """The parts of one weight (out, in): `stem` + "." + a part's name. `shape` is the weight's, once dequantised.
 
     Raises:
