@@ -114,6 +114,8 @@ def draw_risk(sentences: Json) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), sharex=True)
     names = {"xquad": "XQuAD", "xquad_among_others": "among 2,000 others", "essays": "essays of our own"}
     for (key, name), color in zip(names.items(), ("#2f5d50", "#b4552d", "#5a6c9c"), strict=True):
+        if key not in sentences:
+            continue
         made = sentences[key]["risk_coverage"]
         for axes, what in ((left, "risk"), (right, "answered_when_removed")):
             axes.plot(
