@@ -67,15 +67,15 @@ const source: SourceShown = {
   text: "Old. 🌊 Built in 1931. Then it held.",
 };
 const GROUNDED: RunEvent[] = [
-  { type: "citation.sources", verdict: "answer", score: 0.8, questions: ["when?"], sources: [source] },
+  { type: "citation.sources", verdict: "answer", score: 0.8, questions: ["when?"], sources: [source], nearest: [] },
   started,
   { type: "answer.delta", text: "🌊 It was built in 1931. [S1] " },
   {
-    type: "citation.ref", sentence: 1, start: 0, end: 28, support: "supported",
+    type: "citation.ref", sentence: 1, start: 0, end: 28, support: "supported", answers: null,
     citations: [{ ...source, start: 107, end: 121, text: "Built in 1931." }],
   },
   { type: "answer.delta", text: "It is tall. [unsupported]" },
-  { type: "citation.ref", sentence: 2, start: 29, end: 54, support: "unsupported", citations: [] },
+  { type: "citation.ref", sentence: 2, start: 29, end: 54, support: "unsupported", answers: null, citations: [] },
   {
     type: "answer.done", text: "🌊 It was built in 1931. [S1] It is tall. [unsupported]", finish_reason: "stop",
     outcome: "answered",

@@ -111,17 +111,17 @@ export interface AnswerDone {
   outcome: "answered" | "unknown";
 }
 
-/** Sources found for the question, before the answer begins. `none`: the model was not asked; `nearest` came nearest. */
+/** Sources found for the question, before the answer begins. `none`: the model was not asked; `nearest` are the sentences that come nearest then, the nearest first, whose score is the probability that they answer. */
 export interface CitationSources {
   type: "citation.sources";
   verdict: "answer" | "partial" | "none";
   score: number;
   questions: string[];
   sources: SourceShown[];
-  nearest?: SourceShown[]; // answers kept by earlier versions have none
+  nearest: SourceShown[];
 }
 
-/** Support of the sentence that is characters `start` to `end` of the answer. */
+/** Support of the sentence that is characters `start` to `end` of the answer. `answers`: the probability that what it cites answers the question, too. */
 export interface CitationRef {
   type: "citation.ref";
   sentence: number;
@@ -129,7 +129,7 @@ export interface CitationRef {
   end: number;
   support: "supported" | "elsewhere" | "partial" | "unsupported" | "plain";
   citations: SourceShown[];
-  answers?: number | null; // the probability that what is cited answers the question, too
+  answers: number | null;
 }
 
 /** A call of the model's, complete; what becomes of it is one `tool.result` or `tool.error` with the same id. */

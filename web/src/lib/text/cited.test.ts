@@ -84,7 +84,7 @@ test("a sentence's mark is a button for each source, with its title made safe", 
 
 test("a sentence that a source supports, but that hardly answers, says so behind its sources", () => {
   const ref: CitationRef = {
-    type: "citation.ref", sentence: 1, start: 0, end: 9, support: "supported", citations: [source("S1")],
+    type: "citation.ref", sentence: 1, start: 0, end: 9, support: "supported", answers: null, citations: [source("S1")],
   };
   const shown = (answers: number | null): string => insertsOf([markOf("One. [S1]", { ...ref, answers })])[0]?.html ?? "";
   expect(shown(0.12)).toMatch(/<\/button><span class="cite none"[^>]*>may not answer<\/span>$/);
@@ -99,7 +99,7 @@ test("marks of a part of the answer are counted from where it begins", () => {
 });
 
 test("a sentence without labels is marked at its end", () => {
-  const ref: CitationRef = { type: "citation.ref", sentence: 1, start: 0, end: 4, support: "plain", citations: [] };
+  const ref: CitationRef = { type: "citation.ref", sentence: 1, start: 0, end: 4, support: "plain", answers: null, citations: [] };
   expect(markOf("Yes. More", ref)).toMatchObject({ from: 4, end: 4 });
 });
 
