@@ -36,4 +36,4 @@ BUDGETS: Mapping[Thinking, BudgetFields] = MappingProxyType(
         "max": BudgetFields(max_tokens=131_072),
     }
 )
-"""What the efforts stand for where the configuration does not say otherwise; `none` is no thinking at all."""
+"""Budgets of the efforts where the configuration does not say otherwise; `none` is no thinking at all."""
