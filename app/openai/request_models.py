@@ -302,10 +302,29 @@ class ChatRequest(SamplingRequest):
         efforts = {self.reasoning_effort, None if self.reasoning is None else self.reasoning.effort} - {None}
         if len(efforts) > 1:
             raise invalid("reasoning", "reasoning.effort and reasoning_effort differ; accepted: one of them.")
+        if self.reasoning is not None:
+            self._check_reasoning(self.reasoning)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; accepted: one of them.")
         return self
+
+    def _check_reasoning(self, given: ReasoningFields) -> None:
+        """Refuses what `reasoning` says beside a field that says otherwise. Raises ApiError."""
+        if given.max_tokens is not None and self.thinking is not None:
+            raise invalid("reasoning.max_tokens", "reasoning.max_tokens and thinking are both given; accepted: one.")
+        thinks = self.chat_template_kwargs.get("enable_thinking")
+        if isinstance(thinks, bool) and given.enabled is not None and thinks != given.enabled:
+            raise invalid(
+                "reasoning.enabled", "reasoning.enabled and chat_template_kwargs.enable_thinking differ; accepted: "
+                "one of them.",
+            )  # fmt: skip
+        efforts = {given.effort, self.reasoning_effort} - {None, "none"}
+        if given.enabled is False and (efforts or given.max_tokens is not None):
+            raise invalid(
+                "reasoning.enabled", "reasoning.enabled is false beside an effort or reasoning.max_tokens; accepted: "
+                "true, or false without them.",
+            )  # fmt: skip
 
     @property
     def token_limit(self) -> int | None:
