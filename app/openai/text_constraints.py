@@ -145,9 +145,11 @@ def _schema(value: Any, field: str) -> JsonSchema:  # any JSON
 
 @dataclass(frozen=True, slots=True)
 class TextConstraint:
-    """The constraint of a whole answer. `warnings` name the parts of the request that it does not enforce; where it is
-    a superset, `check` is the schema (JSON text) that the answer has to be valid against."""
+    """The constraint of a whole answer, and the `field` of the request that has it. `warnings` name the parts that it
+    does not enforce; where it is a superset, `check` is the schema (JSON text) that the answer has to be valid
+    against."""
 
+    field: str
     constrained: Constrained
     warnings: tuple[str, ...] = ()
     check: str | None = None
@@ -177,7 +179,7 @@ async def constrain_text(request: SamplingRequest, served: ServedModel, user: st
     layout = Layout(breaks=served.line_breaks)
     try:
         await served.engine.compile(body, tenant=user)
-        return TextConstraint(Constrained(body, layout), warnings)
+        return TextConstraint(field, Constrained(body, layout), warnings)
     except ConstraintRefused as refusal:
         if isinstance(refusal, CompileTimeout) or not isinstance(body, JsonSchema) or not _lenient(request):
             loosely = field == "response_format" and isinstance(body, JsonSchema)
@@ -195,7 +197,7 @@ async def constrain_text(request: SamplingRequest, served: ServedModel, user: st
         except ConstraintRefused:
             continue
         warning = f"{field} is not held exactly: {why}. The whole answer is checked against it instead."
-        return TextConstraint(Constrained(held, layout), (*warnings, warning), body.source)
+        return TextConstraint(field, Constrained(held, layout), (*warnings, warning), body.source)
     raise constraint_error(field, why)
 
 
@@ -259,7 +261,7 @@ class Calling:
             return plan
         if plan.layout.begin is None:
             raise invalid(
-                "response_format", "response_format and tools are both given, and this model begins a call with no "
+                held.field, f"{held.field} and tools are both given, and this model begins a call with no "
                 "token that tells it from an answer; accepted: one of them, or tool_choice 'none' or 'required'.",
             )  # fmt: skip
         return replace(plan, answer=held.constrained.body)

@@ -14,7 +14,13 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from app.errors import ApiError
+from app.openai.text_constraints import Calling, TextConstraint
+from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.matcher import CompileTimeout
+from engine.structured_output.spec import Regex
+from engine.tool_parsers import ToolPlan
+from engine.tool_parsers.json_calls import one_call
 from tests.app.conftest import Server
 from tests.app.toolbox import TOOLS, ask, chat, join, refusal, stream, without_ids
 
@@ -328,3 +334,11 @@ def test_the_official_client_parses_answers_into_models(pebble_client: openai.Op
             assert variables is OPEN_THINKING  # it thought and thought
         else:
             assert isinstance(reply.choices[0].message.parsed, Place)
+
+
+def test_a_form_that_no_token_tells_from_calls_is_refused_by_its_own_name() -> None:
+    plan = ToolPlan(Layout(free=True, openers=frozenset({1})), Regex("a"), one_call)
+    held = TextConstraint("guided_regex", Constrained(Regex("b"), Layout()))
+    with pytest.raises(ApiError, match="guided_regex and tools are both given") as refused:
+        Calling.or_answer(plan, held)
+    assert refused.value.param == "guided_regex"
