@@ -22,11 +22,11 @@ from engine.params import MAX_PATTERN_SIZE, MAX_REPETITIONS, RepetitionDetection
 MAX_N = 128
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
-
-_MAX_PATTERN_LENGTH = 10_000
+MAX_PATTERN_LENGTH, MAX_GRAMMAR_LENGTH = 10_000, 100_000  # characters of an expression or a choice, and of a grammar
+MAX_CHOICES = 4096
 
 _Token = Annotated[int, Field(ge=0)]
-_Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
+_Choice = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_LENGTH)]
 
 
 # The fields of sampling and scheduling, for every API of this server.
@@ -111,16 +111,17 @@ class SamplingRequest(BaseModel):
     )
     guided_json: Any = Field(None, description="a JSON Schema, as an object or as JSON text")
     guided_regex: str | None = Field(
-        None, min_length=1, max_length=_MAX_PATTERN_LENGTH,
-        description=f"a regular expression of at most {_MAX_PATTERN_LENGTH} characters, without look-around or "
+        None, min_length=1, max_length=MAX_PATTERN_LENGTH,
+        description=f"a regular expression of at most {MAX_PATTERN_LENGTH} characters, without look-around or "
         "references",
     )  # fmt: skip
     guided_choice: list[_Choice] | None = Field(
-        None, min_length=1, max_length=4096, description="a list of 1 to 4096 non-empty strings"
+        None, min_length=1, max_length=MAX_CHOICES, description=f"a list of 1 to {MAX_CHOICES} non-empty strings"
     )
     guided_grammar: str | None = Field(
-        None, min_length=1, max_length=100_000, description="a grammar in Lark's notation, of at most 100000 characters"
-    )
+        None, min_length=1, max_length=MAX_GRAMMAR_LENGTH,
+        description=f"a grammar in Lark's notation, of at most {MAX_GRAMMAR_LENGTH} characters",
+    )  # fmt: skip
     structured_outputs: Any = Field(  # checked where its constraint is made (text_constraints.py)
         None, description='an object with one of "json", "regex", "choice", "grammar" or "json_object": true'
     )

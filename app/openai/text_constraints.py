@@ -11,12 +11,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.answering.answer_plan import SelectedCall, constraint_error, plan_calls, select_call, without_calls
 from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolSelector
 from app.errors import invalid
+from app.openai.request_models import MAX_CHOICES, MAX_GRAMMAR_LENGTH, MAX_PATTERN_LENGTH, ChatRequest, SamplingRequest
 from app.request_body import is_large, json_value
 from engine.errors import InvalidParameter
 from engine.params import Sampling
@@ -27,12 +28,8 @@ from engine.structured_output.spec import JSON_OBJECT, Constraint, Grammar, Json
 from engine.tool_parsers import ToolPlan, ToolSpec, read_choice, read_tools
 from engine.tool_parsers.schemas import check_schema
 
-if TYPE_CHECKING:
-    from app.openai.request_models import ChatRequest, SamplingRequest
-
 _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"name", "schema"}}'
 _SCHEMA = "accepted: a JSON Schema, which is an object"
-MAX_PATTERN_LENGTH, MAX_GRAMMAR_LENGTH, MAX_CHOICES = 10_000, 100_000, 4096
 MAX_TOOLS = 512
 MAX_PLANS = 64
 MAX_PARTS = 25_000  # values of all tools together, or of a form
