@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from app.anthropic.content_blocks import Json
 from app.anthropic.message_job import count_tokens, event_bytes, message_job
@@ -19,11 +19,10 @@ from app.anthropic.request_models import (
     ConversationRequest,
     MessagesRequest,
 )
-from app.connections import while_connected
 from app.current_user import AppServing, User
-from app.errors import ApiError, from_exception
+from app.errors import ApiError
 from app.observability.logs import request_id
-from app.openai.event_stream import EventStream
+from app.openai.event_stream import EventStream, reply
 from app.request_body import MAX_BODY_BYTES, JsonBody
 
 router = APIRouter(prefix="/v1", tags=["Anthropic"])
@@ -51,18 +50,9 @@ ConversationBody = Annotated[
 @router.post("/messages")
 async def create_message(request: Request, user: User, state: AppServing, wanted: MessagesBody) -> Response:
     job = await message_job(wanted, state, user)
-    if wanted.stream:
-        return MessageStream(job.chunks(), explain=_explain)
-    try:
-        return JSONResponse(await while_connected(request, job.whole()))
-    except Exception as error:
-        raise _explain(error) from error
+    return await reply(request, job, MessageStream if wanted.stream else None, "messages")
 
 
 @router.post("/messages/count_tokens")
 async def count_message_tokens(user: User, state: AppServing, wanted: ConversationBody) -> Json:
     return await count_tokens(wanted, state, user)
-
-
-def _explain(error: BaseException) -> ApiError:
-    return from_exception(error, param="messages")

@@ -1,4 +1,4 @@
-"""Server-sent events for `/v1`: bytes encoded once, errors with a status while that is still possible.
+"""Replies of `/v1`: server-sent events, encoded once, or one object; errors have a status while that is still possible.
 
 The response starts with its first event, so an error before the first token (a full queue, a bad span) is still a
 proper HTTP error. A slow start, or a pause, is bridged by comment pings. Knows nothing of the events' content.
@@ -10,11 +10,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import Any, Protocol
 
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from app.connections import disconnected, finish
+from app.connections import disconnected, finish, while_connected
 from app.errors import ApiError, from_exception, note
 
 PING_S = 15.0
@@ -87,3 +89,29 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(PING_S)
             await self._write(send, self.ping)
+
+
+class ReplyJob(Protocol):
+    """A checked request, which is answered once: as chunks of a stream or whole."""
+
+    def chunks(self) -> AsyncGenerator[bytes, None]: ...
+
+    async def whole(self) -> Any: ...  # JSON
+
+
+async def reply(request: Request, job: ReplyJob, stream: type[EventStream] | None, param: str) -> Response:
+    """The job's answer as `stream`, or as one JSON object where that is None. `param` is the field that has the prompt.
+
+    Raises:
+        ApiError: the whole answer failed, or the client left.
+    """
+
+    def explain(error: BaseException) -> ApiError:
+        return from_exception(error, param=param)
+
+    if stream is not None:
+        return stream(job.chunks(), explain=explain)
+    try:
+        return JSONResponse(await while_connected(request, job.whole()))
+    except Exception as error:
+        raise explain(error) from error

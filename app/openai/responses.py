@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from app.connections import while_connected
 from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
-from app.errors import ApiError, from_exception, invalid
-from app.openai.event_stream import EventStream
+from app.errors import invalid
+from app.openai.event_stream import EventStream, reply
 from app.openai.responses_job import response_job
 from app.openai.responses_request import RESPONSES_NO_EFFECT, RESPONSES_REFUSED, SERVED_KINDS, ResponseRequest
 from app.openai.responses_store import StoredResponses
@@ -41,12 +40,7 @@ async def create_response(request: Request, user: User, who: Asker, state: AppSt
         check_scope(who, "tools")
     check_checker_scope(wanted.checker, who)
     job = await response_job(wanted, state, user)
-    if wanted.stream:
-        return TypedEvents(job.chunks(), explain=_explain)
-    try:
-        return JSONResponse(await while_connected(request, job.whole()))
-    except Exception as error:
-        raise _explain(error) from error
+    return await reply(request, job, TypedEvents if wanted.stream else None, "input")
 
 
 @router.get("/responses/{response_id}", dependencies=[ONLY_KNOWN])
@@ -90,7 +84,3 @@ async def input_items(response_id: str, user: User, state: AppState, given: Item
         "last_id": page[-1]["id"] if page else None,
         "has_more": len(items) > len(page),
     }
-
-
-def _explain(error: BaseException) -> ApiError:
-    return from_exception(error, param="input")

@@ -23,10 +23,10 @@ from app.answering.model_registry import ModelRegistry
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.connections import while_connected
 from app.current_user import AppServing, AppState, Asker, User, check_checker_scope
-from app.errors import ApiError, from_exception, invalid
-from app.openai.chat_completions import ChatJob, chat_job
+from app.errors import ApiError, invalid
+from app.openai.chat_completions import chat_job
 from app.openai.completions import CompletionJob
-from app.openai.event_stream import EventStream
+from app.openai.event_stream import EventStream, reply
 from app.openai.request_models import ChatRequest, CompletionRequest
 from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, MAX_BODY_BYTES, NO_EFFECT, JsonBody
 from retrieval.embedding import Embedder, Vectors
@@ -175,18 +175,20 @@ EmbeddingBody = Annotated[
 @router.post("/chat/completions")
 async def chat_completions(request: Request, user: User, who: Asker, state: AppServing, wanted: ChatBody) -> Response:
     check_checker_scope(wanted.checker, who)
-    return await _reply(request, await chat_job(wanted, state, user), "messages")
+    job = await chat_job(wanted, state, user)
+    return await reply(request, job, EventStream if wanted.stream else None, "messages")
 
 
 @router.post("/completions")
 async def completions(request: Request, user: User, state: AppServing, wanted: CompletionBody) -> Response:
-    return await _reply(request, await CompletionJob.of(wanted, state.models, state.counting, user), "prompt")
+    job = await CompletionJob.of(wanted, state.models, state.counting, user)
+    return await reply(request, job, EventStream if wanted.stream else None, "prompt")
 
 
 @router.post("/embeddings")
 async def embed(request: Request, state: AppState, wanted: EmbeddingBody) -> Response:
-    reply = await while_connected(request, embeddings(wanted, state.library.embedder))
-    return await asyncio.to_thread(JSONResponse, reply)  # a few megabytes, for many texts
+    vectors = await while_connected(request, embeddings(wanted, state.library.embedder))
+    return await asyncio.to_thread(JSONResponse, vectors)  # a few megabytes, for many texts
 
 
 @router.get("/models")
@@ -197,15 +199,3 @@ async def models(state: AppServing) -> dict[str, Any]:
 @router.get("/models/{name:path}")
 async def model(state: AppServing, name: str) -> dict[str, Any]:
     return model_entry(state.models, state.settings.embedder, name)
-
-
-async def _reply(request: Request, job: ChatJob | CompletionJob, prompt_field: str) -> Response:
-    def explain(error: BaseException) -> ApiError:
-        return from_exception(error, param=prompt_field)
-
-    if job.request.stream:
-        return EventStream(job.chunks(), explain=explain)
-    try:
-        return JSONResponse(await while_connected(request, job.whole()))
-    except Exception as error:
-        raise explain(error) from error
