@@ -79,6 +79,7 @@ def test_a_set_whose_judgements_name_no_query_is_refused(judged: Path) -> None:
         run(judged, embedder=WordEmbedder())
 
 
+@pytest.mark.slow
 def test_bm25_alone_keeps_its_known_quality() -> None:
     folder = shared("retrieval/cranfield")
     quality = run(folder, embedder=WordEmbedder(), dense_share=0.0)

@@ -114,4 +114,4 @@ class QueuedMachine(TieredMachine):
 
 del TieredMachine  # its own test is elsewhere
 QueuedMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
-TestQueuedCore = QueuedMachine.TestCase
+TestQueuedCore = pytest.mark.slow(QueuedMachine.TestCase)

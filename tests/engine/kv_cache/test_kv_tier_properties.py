@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -129,4 +130,4 @@ class TieredMachine(CoreMachine):
 
 del CoreMachine  # its own test is elsewhere
 TieredMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
-TestTieredCore = TieredMachine.TestCase
+TestTieredCore = pytest.mark.slow(TieredMachine.TestCase)

@@ -94,6 +94,7 @@ def test_a_header_that_cannot_be_true_is_refused(tmp_path: Path, name: str) -> N
         GgufFile(tmp_path / "model.gguf")
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_files_are_refused_or_load(tmp_path: Path) -> None:
     whole = shared("models/stories260K/stories260K-q8_0.gguf").read_bytes()
     end = 20_000  # the header and the first tensors
