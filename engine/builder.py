@@ -92,6 +92,9 @@ def build(config: EngineConfig) -> EngineParts:
         message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
         raise InvalidParameter("deterministic", message)
     spec = decoder.spec
+    if spec.conv_layers and config.kv_dtype != "auto":
+        message = f"kv_dtype is {config.kv_dtype}, but {path.name} has short convolutions; accepted: auto."
+        raise InvalidParameter("kv_dtype", message)
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:
         raise InvalidParameter(
@@ -100,11 +103,11 @@ def build(config: EngineConfig) -> EngineParts:
         )
     max_model_len = config.max_model_len or min(declared, MAX_LEN_BY_DEFAULT)
     blocks = _kv_blocks(config, decoder, device, max_model_len)
-    shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)  # one more: the null block
     kv: KVCache | QuantizedCache
     if config.kv_dtype == "auto":
-        kv = KVCache(*shape, dtype, device)
+        kv = KVCache.of(spec, blocks + 1, config.block_size, dtype, device)  # one more: the null block
     else:
+        shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)
         kv = QuantizedCache(*shape, dtype, device, config.kv_dtype)
     if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
         _warm_up(decoder, kv, device)
@@ -240,7 +243,7 @@ def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, ro
     spec, fixed = decoder.spec, decoder.packed_for.limits.fixed_keys
     parts = 0 if fixed is None else 4 * batch_tokens * -(-max_len // fixed) * spec.heads * (spec.head_dim + 1)
     block_size = 16
-    kv = KVCache(spec.layers, 1, block_size, spec.kv_heads, spec.head_dim, decoder.dtype, device)
+    kv = KVCache.of(spec, 1, block_size, decoder.dtype, device)
     order = torch.arange(batch_tokens, device=device)
     table = torch.full((1, -(-batch_tokens // block_size)), NULL_BLOCK, device=device)
     wanted = torch.arange(min(rows, batch_tokens), device=device)

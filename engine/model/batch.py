@@ -7,7 +7,9 @@ changes since the last step are written. Knows rows and their sequences' tables;
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from engine.core.step import Row, Step
 from engine.kernels import blocks as kernels
 from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
+from engine.model.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,12 @@ class Batch:
 
 
 class KVCache:
-    """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim)."""
+    """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim).
+
+    Of a short convolution's layer, a token's place holds what later tokens mix in, in two halves of `conv_width` / 2:
+    (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated
+    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would.
+    """
 
     in_place = True  # attention may read blocks in place
 
@@ -55,9 +63,26 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        *,
+        conv_layers: tuple[int, ...] = (),
+        conv_width: int = 0,
     ) -> None:
         self.block_size = block_size
-        self.data = zeros(layers, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
+        self._conv_layers, self._layers = conv_layers, layers
+        attending = layers - len(conv_layers)
+        self.data = zeros(attending, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
+        self._tensors = [self.data]
+        if conv_layers:
+            shape = (len(conv_layers), 2, blocks, block_size, 1, conv_width // 2)
+            self._tensors.append(zeros(*shape, dtype=dtype, device=device))
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> KVCache:
+        """Returns the cache of a model; its first block is the null block."""
+        shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
+        return cls(*shape, dtype, device, conv_layers=spec.conv_layers, conv_width=spec.hidden_size)
 
     @property
     def like(self) -> Tensor:
@@ -71,26 +96,35 @@ class KVCache:
     @property
     def block_shape(self) -> tuple[object, ...]:
         """Returns the layout of `read_block`'s rows."""
-        return (self.data.dtype, *self.data[:, :, 0].shape)
+        shapes = [part[:, :, 0].shape for part in self._tensors]
+        return (self.data.dtype, *shapes[0], *(size for shape in shapes[1:] for size in shape))
 
     def layers(self) -> list[Tensor]:
-        """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values."""
-        return list(self.data.unbind(0))
+        """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values. A convolution's has one
+        head of half of its width."""
+        parts = [iter(part.unbind(0)) for part in self._tensors]
+        return [next(parts[index in self._conv_layers]) for index in range(self._layers)]
+
+    @cached_property
+    def addresses(self) -> list[int]:
+        """Returns where each layer's keys begin."""
+        return [layer.data_ptr() for layer in self.layers()]
 
     @property
     def tensors(self) -> list[Tensor]:
         """Returns all tensors that blocks are made of, in the order of `read_block`'s rows; each (layers, 2, blocks,
         ...)."""
-        return [self.data]
+        return self._tensors
 
     @property
     def block_nbytes(self) -> int:
         """Returns the bytes of one block in all layers: of `read_block`'s row."""
-        return self.data[:, :, 0].numel() * self.data.element_size()
+        return sum(part[:, :, 0].nbytes for part in self._tensors)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of one layer, each (blocks, block_size, kv_heads, head_dim)."""
-        return self.data[index, 0], self.data[index, 1]
+        keys, values = self.layers()[index]
+        return keys, values
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks (source, destination) in every layer, as if all were read before any is written."""
@@ -98,22 +132,32 @@ class KVCache:
             kernels.copy_blocks(self.tensors, pairs)
         elif len(pairs) == 1:
             ((source, destination),) = pairs
-            self.data[:, :, destination].copy_(self.data[:, :, source])
+            for part in self._tensors:
+                part[:, :, destination].copy_(part[:, :, source])
         elif pairs:
-            sources, destinations = zip(*pairs, strict=True)
-            self.data[:, :, list(destinations)] = self.data[:, :, list(sources)]
+            sources, destinations = (list(each) for each in zip(*pairs, strict=True))
+            for part in self._tensors:
+                part[:, :, destinations] = part[:, :, sources]
 
     def read_block(self, block: int, row: Tensor) -> None:
         """Copies a block's keys and values to a row of `block_nbytes` bytes on the CPU, without waiting where that is
         page-locked memory and the cache is on a GPU.
         """
-        whole = self.data[:, :, block]
-        row.view(self.data.dtype).view(whole.shape).copy_(whole, non_blocking=True)
+        for whole, kept in self._parts(block, row):
+            kept.copy_(whole, non_blocking=True)
 
     def write_block(self, block: int, row: Tensor) -> None:
         """Copies a row that `read_block` filled to a block."""
-        whole = self.data[:, :, block]
-        whole.copy_(row.view(self.data.dtype).view(whole.shape))
+        for whole, kept in self._parts(block, row):
+            whole.copy_(kept)
+
+    def _parts(self, block: int, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields a block in each tensor with its share of a row of bytes."""
+        at = 0
+        for part in self._tensors:
+            whole = part[:, :, block]
+            yield whole, row[at : at + whole.nbytes].view(part.dtype).view(whole.shape)
+            at += whole.nbytes
 
 
 Ints = NDArray[np.int64]

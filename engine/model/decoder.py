@@ -70,7 +70,8 @@ class Decoder:
         self._attend = attend
         self._activation = ACTIVATIONS[spec.activation]
         self._scratch = Scratch()
-        self._windows = tuple(dict.fromkeys(spec.windows))
+        attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
+        self._windows = tuple(dict.fromkeys(attending))
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
             for rope in dict.fromkeys(spec.ropes)
@@ -85,7 +86,7 @@ class Decoder:
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
-        self._norm = read.norm(f"{names.root}norm.weight", spec.hidden_size)
+        self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
@@ -191,8 +192,13 @@ class Decoder:
             maskless=spec.attention_softcap is None,
         )
         caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
+        earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(self._layers, caches, strict=True):
-            self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
+            if layer.taps is None:
+                self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
+            else:
+                assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
+                self._short_convolution(layer, layer.taps, x, cache, batch.slots, *earlier)
             self._mlp(layer, x)
         return x
 
@@ -234,6 +240,23 @@ class Decoder:
             out = layer.attention_post_norm(out)
         x.add_(out, alpha=spec.residual_multiplier)
 
+    def _short_convolution(
+        self, layer: Layer, taps: Tensor, x: Tensor, cache: Tensor, slots: Tensor, earlier: Tensor, there: Tensor
+    ) -> None:
+        """Adds the layer's gated short convolution (LFM2, Liquid AI 2025) to `x`, in place.
+
+        `cache` is (2, blocks, block_size, 1, hidden / 2). `earlier` (tokens, taps - 1) are the slots of the tokens
+        before each one, the nearest last; `there` (the same shape, 1) is 0 where the sequence had not begun.
+        """
+        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
+        gate_in, gate_out, values = layer.qkv(normed).chunk(3, dim=-1)
+        product = gate_in * values
+        kept = cache.view(2, -1, cache.shape[-1])
+        kept.index_copy_(1, slots, product.unflatten(1, (2, -1)).transpose(0, 1))
+        before = kept[:, earlier].permute(1, 2, 0, 3).flatten(2)  # (tokens, taps - 1, hidden)
+        mixed = (before.float() * there * taps[:-1]).sum(1).addcmul_(product.float(), taps[-1])
+        x.add_(layer.o(gate_out * mixed.to(x.dtype)), alpha=self.spec.residual_multiplier)
+
     def _mlp(self, layer: Layer, x: Tensor) -> None:
         """Adds the layer's gated MLP (Shazeer 2020) to `x`, in place."""
         normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
@@ -242,6 +265,17 @@ class Decoder:
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier)
+
+
+def _earlier_slots(batch: Batch, block_size: int, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the slots of the `count` tokens before each one, the nearest last, (tokens, count), and which there are,
+    (tokens, count, 1)."""
+    starts = torch.tensor(batch.query_starts, device=batch.positions.device)
+    rows = torch.repeat_interleave(torch.arange(len(starts) - 1, device=starts.device), starts.diff())
+    positions = batch.positions[:, None] - torch.arange(count, 0, -1, device=starts.device)
+    known = positions.clamp(min=0)
+    slots = batch.block_tables[rows[:, None], known // block_size] * block_size + known % block_size
+    return slots, (positions >= 0).unsqueeze(-1)
 
 
 def _packing(

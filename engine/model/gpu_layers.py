@@ -60,6 +60,8 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
     if spec.heads // spec.kv_heads > MAX_GROUPED:
         return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MAX_GROUPED}"
+    if spec.conv_layers:
+        return "it has short convolutions"
     return "" if _interpreted() else _unlaunchable()
 
 

@@ -151,7 +151,11 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family lacks is None."""
+    """One layer's weights, ready to run. A norm that the family lacks is None.
+
+    A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
+    the values, each of `hidden`, and `o` takes the result.
+    """
 
     window: int | None
     rope: Rope | None
@@ -166,6 +170,7 @@ class Layer:
     qk_norm: RMSNorm | None  # per head, over queries and keys at once
     q_norm: RMSNorm | None  # over the whole projection
     k_norm: RMSNorm | None
+    taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
 
 
 class LayerReader:
@@ -204,23 +209,34 @@ class LayerReader:
         def norm(wanted: bool, name: str) -> RMSNorm | None:
             return self.norm(f"{prefix}{name}.weight", hidden) if wanted else None
 
-        qk_norm = q_norm = k_norm = None
-        if spec.qk_norm == "head":
-            q = self._order(self._norm_weight(f"{prefix}self_attn.q_norm.weight", spec.head_dim), rope)
-            k = self._order(self._norm_weight(f"{prefix}self_attn.k_norm.weight", spec.head_dim), rope)
+        qk_norm = q_norm = k_norm = taps = None
+        if index in spec.conv_layers:
+            taps = self._weights.take(f"{prefix}conv.conv.weight", (hidden, 1, spec.conv_taps))
+            taps = taps.to(self._device, torch.float32)[:, 0].T.contiguous()
+        elif spec.qk_norm == "head":
+            q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
+            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
             both = torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
             qk_norm = RMSNorm(both, spec.norm_eps)
         elif spec.qk_norm == "projection":
-            q = self._order(self._norm_weight(f"{prefix}self_attn.q_norm.weight", q_width), rope)
-            k = self._order(self._norm_weight(f"{prefix}self_attn.k_norm.weight", kv_width), rope)
+            q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), rope)
+            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = RMSNorm(q, spec.norm_eps), RMSNorm(k, spec.norm_eps)
         return Layer(
             window=spec.windows[index],
             rope=rope,
-            qkv=self._qkv(prefix, rope, (q_width, kv_width, kv_width)),
-            o=self._linear(f"{prefix}self_attn.o_proj", hidden, q_width, spec.o_bias),
+            qkv=(
+                self._qkv(prefix, rope, (q_width, kv_width, kv_width))
+                if taps is None
+                else self._linear(f"{prefix}conv.in_proj", 3 * hidden, hidden, bias=False)
+            ),
+            o=(
+                self._linear(f"{prefix}{names.o}", hidden, q_width, spec.o_bias)
+                if taps is None
+                else self._linear(f"{prefix}conv.out_proj", hidden, hidden, bias=False)
+            ),
             gate_up=self._gate_up(prefix),
-            down=self._linear(f"{prefix}mlp.down_proj", hidden, spec.intermediate_size, spec.mlp_bias),
+            down=self._linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
             mlp_pre_norm=norm(spec.pre_norm, names.mlp_pre_norm),
@@ -228,6 +244,7 @@ class LayerReader:
             qk_norm=qk_norm,
             q_norm=q_norm,
             k_norm=k_norm,
+            taps=taps,
         )
 
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:

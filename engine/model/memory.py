@@ -53,7 +53,9 @@ def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: 
     """Returns the bytes of one K/V block, of `block_size` tokens in all layers. In int8 each head of a token has a
     scale too."""
     head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else spec.head_dim + torch.float32.itemsize
-    return 2 * spec.layers * spec.kv_heads * head * block_size
+    convolutions = len(spec.conv_layers)
+    token = 2 * (spec.layers - convolutions) * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
+    return token * block_size
 
 
 def useful_blocks(config: EngineConfig, max_model_len: int) -> int:

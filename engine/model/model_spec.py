@@ -73,6 +73,8 @@ class ModelSpec:
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0  # logits are divided by this
     tied_embeddings: bool = False
+    conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
+    conv_taps: int = 0  # tokens that it mixes: the last one and those before it
 
     @property
     def longrope_context(self) -> int | None:
@@ -91,7 +93,12 @@ class WeightNames:
     root: str = "model."
     lm_head: str = "lm_head.weight"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    o: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"
     attention_post_norm: str = ""
     mlp_pre_norm: str = "post_attention_layernorm"

@@ -150,15 +150,14 @@ class CpuLayers:
         )
         pointers = (None if norm is None else pointer(norm.weight) for norm in norms)
         rotation = -1 if layer.rope is None else self._ropes.index(layer.rope)
-        return LayerStruct(*weights, *pointers, layer.window or 0, rotation)
+        taps = 0 if layer.taps is None else len(layer.taps)
+        return LayerStruct(*weights, *pointers, pointer(layer.taps), layer.window or 0, rotation, taps)
 
     def run(self, states: Tensor, batch: Batch, kv: KVCache, rotations: Mapping[Rope, Tensor]) -> None:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         turns = (ctypes.c_void_p * len(self._ropes))(*(rotations[rope].data_ptr() for rope in self._ropes))
-        bytes_of_layer = kv.data.stride(0) * kv.data.element_size()
-        first = kv.data.data_ptr()
-        caches = (ctypes.c_void_p * len(self._layers))(*range(first, first + kv.data.nbytes, bytes_of_layer))
+        caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
         step = StepStruct(
             len(states),
             len(batch.context_lens),
@@ -172,7 +171,7 @@ class CpuLayers:
             ctypes.addressof(turns),
             states.data_ptr(),
             ctypes.addressof(caches),
-            kv.data.stride(1),
+            *(kv.tensors[each].stride(1) for each in (0, -1)),
         )
         if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError("No memory for the activations of a step.")

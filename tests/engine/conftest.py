@@ -1,4 +1,4 @@
-"""A small random Qwen3 with a byte tokenizer on disk, and engines that run it."""
+"""Small random models with a byte tokenizer on disk, and engines that run them."""
 
 from __future__ import annotations
 
@@ -15,5 +15,15 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "random-qwen3"
     # Untied: with tied random embeddings, greedy decoding would repeat one token and hide mistakes.
     tiny.build("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16}).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short convolutions in most layers, attention in the others."""
+    path = tmp_path_factory.mktemp("models") / "random-lfm2"
+    changed = {"num_hidden_layers": 5, "layer_types": tiny.LFM2_LAYERS, "tie_word_embeddings": False}
+    tiny.build("Lfm2Config", "Lfm2ForCausalLM", changed).save_pretrained(path)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return path

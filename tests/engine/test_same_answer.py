@@ -42,12 +42,19 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
         return [half.token_ids + r.token_ids for r in (await asyncio.gather(*jobs))[:forks]]
 
 
+@pytest.fixture(scope="module", params=["random_model", "random_hybrid"])
+def any_model(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
-def answers(random_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
+def answers(any_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Of each model its own."""
     return {}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mix=prompts,
     budget=st.sampled_from([3, 16, 50, 512]),
@@ -58,7 +65,7 @@ def answers(random_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
     loop=st.sampled_from(get_args(LoopName)),
 )
 def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
-    random_model: Path,
+    any_model: Path,
     answers: dict[tuple[int, int], tuple[int, ...]],
     mix: list[tuple[int, int]],
     budget: int,
@@ -69,14 +76,14 @@ def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
     loop: LoopName,
 ) -> None:
     async def run() -> None:
-        plain = EngineConfig(str(random_model), dtype="float32", kv_blocks=64, prefix_cache=False, max_running=1)
+        plain = EngineConfig(str(any_model), dtype="float32", kv_blocks=64, prefix_cache=False, max_running=1)
         missing = [key for key in mix if key not in answers]
         if missing:
             async with await Engine.start(plain) as fresh:
                 for key in missing:
                     (answers[key],) = await generate(fresh, prompt(*key), 0, False)
         config = EngineConfig(
-            str(random_model),
+            str(any_model),
             dtype="float32",
             block_size=4,
             kv_blocks=blocks,

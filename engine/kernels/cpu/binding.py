@@ -27,8 +27,8 @@ class LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
         *((name, ctypes.c_void_p) for name in ("attention_pre", "attention_post", "mlp_pre", "mlp_post")),
-        *((name, ctypes.c_void_p) for name in ("head_norm", "query_norm", "key_norm")),
-        *((name, ctypes.c_int64) for name in ("window", "rotation")),
+        *((name, ctypes.c_void_p) for name in ("head_norm", "query_norm", "key_norm", "taps")),
+        *((name, ctypes.c_int64) for name in ("window", "rotation", "tap_count")),
     ]
 
 
@@ -48,7 +48,7 @@ class StepStruct(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("tokens", "rows", "table_stride", "block_size", "threads")),
         *((name, ctypes.c_void_p) for name in ("slots", "starts", "contexts", "tables")),
         *((name, ctypes.c_void_p) for name in ("rotations", "states", "caches")),
-        ("cache_elements", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("cache_elements", "conv_elements")),
     ]
 
 

@@ -24,8 +24,10 @@ namespace {
 struct Layer {
   Weight qkv, o, gate_up, down;
   const float *attention_pre, *attention_post, *mlp_pre, *mlp_post, *head_norm, *query_norm, *key_norm;
-  int64_t window;    // 0: the whole context
-  int64_t rotation;  // which of the step's rotations; -1: none
+  const float* taps;  // (count, hidden) of a short convolution, whose projections are `qkv` and `o`; null: attention
+  int64_t window;     // 0: the whole context
+  int64_t rotation;   // which of the step's rotations; -1: none
+  int64_t tap_count;
 };
 
 struct Model {
@@ -39,8 +41,9 @@ struct Step {
   const int64_t *slots, *starts, *contexts, *tables;
   const float* const* rotations;
   bf16* states;            // (tokens, hidden), changed in place
-  bf16* const* caches;     // of each layer: keys, then values
-  int64_t cache_elements;  // of one layer's keys
+  bf16* const* caches;        // of each layer: keys, then values
+  int64_t cache_elements;     // of one layer's keys
+  int64_t conv_elements;      // of one convolution's first halves
 };
 
 // Memory for one step's activations. Two engines of a process may compute at once, so each thread has its own.
@@ -70,17 +73,25 @@ void run_layer(const Model& model, const Layer& layer, const Step& step, bf16* c
   const int threads = static_cast<int>(step.threads);
   const int64_t tokens = step.tokens, hidden = model.hidden, queries = model.heads * model.width;
   const int64_t joined = queries + 2 * model.kv_heads * model.width;
-  bf16 *keys = cache, *values = cache + step.cache_elements;
 
   norm_packed(step.states, tokens, hidden, layer.attention_pre, model.eps, packed, threads);
-  linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
-  const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
-                    layer.query_norm, layer.key_norm, model.eps,
-                    layer.rotation < 0 ? nullptr : step.rotations[layer.rotation]};
-  place(rows, tokens, heads, step.slots, keys, values, threads);
-  attend({rows, joined, keys, values, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
-          step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
-         threads);
+  if (layer.taps) {
+    linear(packed, tokens, layer.qkv, {Output::kRows, rows, 3 * hidden, 1.0f}, threads);
+    convolve(rows, tokens,
+             {layer.taps, layer.tap_count, hidden, step.slots, step.tables, step.starts, step.contexts,
+              step.table_stride, step.rows, step.block_size, cache, cache + step.conv_elements},
+             packed, threads);
+  } else {
+    bf16 *keys = cache, *values = cache + step.cache_elements;
+    linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
+    const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
+                      layer.query_norm, layer.key_norm, model.eps,
+                      layer.rotation < 0 ? nullptr : step.rotations[layer.rotation]};
+    place(rows, tokens, heads, step.slots, keys, values, threads);
+    attend({rows, joined, keys, values, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
+            step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
+           threads);
+  }
   const auto add = [&](const bf16* from, const Weight& weight, const float* post) {
     if (!post) {
       linear(from, tokens, weight, {Output::kAdd, step.states, hidden, model.residual}, threads);
@@ -116,7 +127,10 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
   using namespace ponder;
   const int64_t tokens = (step->tokens + 15) / 16 * 16;
   const int64_t queries = model->heads * model->width, joined = queries + 2 * model->kv_heads * model->width;
-  const size_t packed = tokens * std::max(model->hidden, queries), rows = tokens * std::max(joined, model->hidden);
+  bool convolves = false;
+  for (int64_t i = 0; i < model->layers; ++i) convolves |= model->layer[i].taps != nullptr;
+  const size_t packed = tokens * std::max(model->hidden, queries);
+  const size_t rows = tokens * std::max(joined, convolves ? 3 * model->hidden : model->hidden);
   const size_t wide = tokens * model->intermediate;
   scratch.reserve((packed + rows + wide) * sizeof(bf16) + 64);
   if (!scratch.memory) return -1;

@@ -47,6 +47,13 @@ inline void turn(const bf16* from, bf16* to, int64_t width, float scale, const f
   }
 }
 
+// As bfloat16 holds it.
+inline Floats as_stored(Floats x) {
+  bf16 kept[16];
+  store16(kept, x);
+  return load16(kept);
+}
+
 }  // namespace
 
 void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bf16* packed,
@@ -104,6 +111,36 @@ void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, bf16
       turn(from, to, h.width, scale, weight, rotations);
     }
     std::memcpy(values + slots[token] * side, of + queries + side, side * sizeof(bf16));
+  });
+}
+
+void convolve(const bf16* joined, int64_t tokens, const Convolution& c, bf16* packed, int threads) {
+  const int64_t half = c.width / 2;
+  over_tokens(tokens, 3 * c.width, threads, [&](int64_t token) {
+    const bf16 *gate = joined + token * 3 * c.width, *values = gate + 2 * c.width;
+    for (int64_t at = 0; at < c.width; at += 16) {
+      bf16* to = at < half ? c.low + c.slots[token] * half + at : c.high + c.slots[token] * half + at - half;
+      store16(to, mul(load16(gate + at), load16(values + at)));
+    }
+  });
+  over_tokens(tokens, 3 * c.width, threads, [&](int64_t token) {
+    const int64_t row = std::upper_bound(c.starts, c.starts + c.rows + 1, token) - c.starts - 1;
+    const int64_t position = c.contexts[row] - c.starts[row + 1] + token;
+    const bf16 *in = joined + token * 3 * c.width, *out = in + c.width, *values = out + c.width;
+    const auto mixed = [&](int64_t at) {
+      // its own product is made anew: a token that is computed again has no slot to read it from
+      Floats sum = mul(as_stored(mul(load16(in + at), load16(values + at))), load(c.taps + (c.count - 1) * c.width + at));
+      for (int64_t back = std::min(c.count - 1, position); back > 0; --back) {
+        const int64_t before = position - back;
+        const int64_t slot =
+            c.tables[row * c.table_stride + before / c.block_size] * c.block_size + before % c.block_size;
+        const bf16* from = at < half ? c.low + slot * half + at : c.high + slot * half + at - half;
+        sum = fmadd(load16(from), load(c.taps + (c.count - 1 - back) * c.width + at), sum);
+      }
+      return mul(load16(out + at), as_stored(sum));
+    };
+    bf16* to = packed + packed_at(token, c.width / 32, 0);
+    for (int64_t at = 0; at < c.width; at += 32) store32(to + at * 16, mixed(at), mixed(at + 16));
   });
 }
 

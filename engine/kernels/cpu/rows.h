@@ -24,4 +24,16 @@ struct Heads {
 // values to their slots of the cache, each (slots, kv_heads, width).
 void place(bf16* qkv, int64_t tokens, const Heads& heads, const int64_t* slots, bf16* keys, bf16* values, int threads);
 
+struct Convolution {
+  const float* taps;  // (count, width), the current token's last
+  int64_t count, width;  // of the model, a multiple of 32
+  const int64_t *slots, *tables, *starts, *contexts;  // as in engine.batch.Batch
+  int64_t table_stride, rows, block_size;
+  bf16 *low, *high;  // what each slot holds, in two halves: (slots, width / 2)
+};
+
+// The gated short convolution of `joined` (tokens, 3 * width): gate in, gate out, values. The gated values go to their
+// slots; each token mixes those of its last `count` tokens, and is gated to packed rows.
+void convolve(const bf16* joined, int64_t tokens, const Convolution& convolution, bf16* packed, int threads);
+
 }  // namespace ponder

@@ -92,9 +92,8 @@ def test_blocks_are_copied_and_kept_as_bytes_whole() -> None:
 
 
 def test_a_block_takes_the_memory_that_is_told() -> None:
-    spec = ModelSpec.__new__(ModelSpec)
-    for name, value in (("layers", SHAPE[0]), ("kv_heads", SHAPE[3]), ("head_dim", SHAPE[4])):
-        object.__setattr__(spec, name, value)
+    layers, heads, width = SHAPE[0], SHAPE[3], SHAPE[4]
+    spec = ModelSpec(*(9, 8, layers, heads, heads, width, 8, 99), windows=(None,) * layers, ropes=(None,) * layers)
     kinds: tuple[tuple[type[QuantizedCache | KVCache], KvDType], ...] = ((QuantizedCache, "int8"), (KVCache, "auto"))
     for kind, name in kinds:
         assert kind(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, name)
@@ -116,6 +115,25 @@ async def test_chunks_preemption_and_tiers_change_nothing_in_8_bits_either(
             assert await asyncio.gather(*(ask(engine, tokens) for tokens in prompts)) == answers
         stats = await engine.stats()
         assert stats.tiers.host_hit_blocks + stats.tiers.disk_hit_blocks > 0
+
+
+async def test_preemption_and_tiers_keep_what_convolutions_mix(random_hybrid: Path, tmp_path: Path) -> None:
+    prompts = [prompt(text, length) for text in range(3) for length in (20, 45, 70)]
+    async with await Engine.start(config(random_hybrid, kv_blocks=64, prefix_cache=False)) as fresh:
+        answers = [await ask(fresh, tokens) for tokens in prompts]
+    below = {"kv_host_bytes": 20_000, "kv_disk_bytes": 1 << 20, "kv_dir": str(tmp_path)}
+    async with await Engine.start(config(random_hybrid, kv_blocks=24, max_batch_tokens=16, **below)) as engine:
+        assert engine._core._tiers is not None
+        engine._core._tiers.rates = Eager()
+        for _ in range(2):
+            assert await asyncio.gather(*(ask(engine, tokens) for tokens in prompts)) == answers
+        stats = await engine.stats()
+        assert stats.tiers.host_hit_blocks + stats.tiers.disk_hit_blocks > 0
+
+
+async def test_convolutions_are_refused_8_bits(random_hybrid: Path) -> None:
+    with pytest.raises(InvalidParameter, match="kv_dtype is int8, but random-lfm2 has short convolutions"):
+        await Engine.start(config(random_hybrid, kv_dtype="int8"))
 
 
 def test_other_kinds_are_refused() -> None:

@@ -34,8 +34,8 @@ class Stepper:
             random.Random(seed).shuffle(free)
         self._tables = [[free.pop(0) for _ in range(count)] for count in counts]
         self._block_size = block_size
-        self._kv: KVCache | QuantizedCache = KVCache(
-            spec.layers, sum(counts) + 1, block_size, spec.kv_heads, spec.head_dim, decoder.dtype, decoder.device
+        self._kv: KVCache | QuantizedCache = KVCache.of(
+            spec, sum(counts) + 1, block_size, decoder.dtype, decoder.device
         )
 
     def step(self, chunks: Sequence[int]) -> list[Tensor]:

@@ -34,6 +34,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
     "partial_rotation": ("phi3_partial", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
     "post_norms": ("gemma3", {"sliding_window": 24}),
     "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
+    "convolutions": ("lfm2", {"block_auto_adjust_ff_dim": False}),
+    "convolutions_four_taps": ("lfm2_four_taps", {"num_hidden_layers": 3}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)

@@ -106,6 +106,14 @@ async def test_each_engine_computes_on_its_own_threads(model: Path, monkeypatch:
     assert used == {blocks + 1: threads for blocks, threads in pools.items()}
 
 
+def test_a_block_has_what_a_convolution_mixes(random_hybrid: Path) -> None:
+    config = read_json(random_hybrid / "config.json")
+    spec = family_of(config).spec(config)
+    expected = 16 * 4 * (2 * 2 * spec.kv_heads * spec.head_dim + 3 * spec.hidden_size)  # two attend, three convolve
+    assert block_bytes(spec, 16, torch.float32) == expected
+    assert KVCache.of(spec, 3, 16, torch.float32, "cpu").block_nbytes == expected
+
+
 def test_a_block_is_keys_and_values_of_all_layers(model: Path) -> None:
     config = read_json(model / "config.json")
     assert block_bytes(family_of(config).spec(config), 16, torch.float32) == TINY_BLOCK

@@ -117,6 +117,7 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("granite", "logits scaling", {"logits_scaling": 1.0}),
     ("olmo2", "query and key norm", {"qk_norm": "none"}),
     ("olmo2", "norms after", {"post_norm": False}),
+    ("lfm2", "query and key norm", {"qk_norm": "none"}),
 ]
 
 

@@ -42,6 +42,7 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6],
     "long_factor": [1.5, 2.5, 4.0, 7.0],
 }
+LFM2_LAYERS = ["conv", "conv", "full_attention", "conv", "full_attention"]
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 # name -> (configuration class, model class, differences from SIZES)
@@ -84,6 +85,16 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0},
     ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
+    "lfm2": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {"num_hidden_layers": 5, "block_multiple_of": 16, "layer_types": LFM2_LAYERS},
+    ),
+    "lfm2_four_taps": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1], "conv_L_cache": 4, "rope_parameters": LLAMA3},
+    ),
 }
 LONGROPE_PHI3 = (
     "Phi3Config",
