@@ -116,7 +116,7 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)
 
 _METERED = re.compile(
-    r"/v1/(chat/completions|completions|responses|embeddings|messages)/?"
+    r"/v1/(chat/completions|completions|responses|embeddings|rerank|messages)/?"
     r"|/api/(chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
 )
 

@@ -1,7 +1,8 @@
-"""The OpenAI-compatible API under `/v1`: chat completions, completions, embeddings and models.
+"""The OpenAI-compatible API under `/v1`: chat completions, completions, embeddings, reranking, tokens and models.
 
-A request's road is the file list: `fields` and `schemas` check it, `generation` runs it on the engine, `chat` and
-`completions` shape the reply, `stream` sends it. Every accepted field works; every other one is refused by name.
+`routes` reads a body, `request_models` check it, `chat_completions` and `completions` plan it and shape the reply,
+`event_stream` sends it; `responses` and its neighbours are the Responses API. Every accepted field works; every other one
+is refused by name.
 """
 
 from app.openai.routes import router

@@ -1,35 +1,38 @@
-"""Routes of chat, completions, embeddings and models: each reads a body, checks it, and answers whole or as a stream.
+"""Routes of chat, completions, embeddings, reranking, tokens and models: each reads a body, checks it, and answers.
 
-`GET /v1/models` lists each served model under its own name, the first also as `default`, and `auto`. The vectors of
-`POST /v1/embeddings` have length 1 and come from the model that documents are indexed with. Texts go through it in
-batches, each in a thread, so after a client has left no further batch is computed.
+`GET /v1/models` lists each served model under its own name, the first also as `default`, and `auto`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
-import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from app.admission.request_budget import charge
 from app.answering.model_registry import ModelRegistry
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.connections import while_connected
 from app.current_user import AppServing, AppState, Asker, User, check_checker_scope
-from app.errors import ApiError, invalid
-from app.openai.chat_completions import chat_job
+from app.errors import invalid
+from app.openai.chat_completions import chat_job, plan_chat
+from app.openai.chat_messages import turns
 from app.openai.completions import CompletionJob
+from app.openai.embeddings import (
+    EMBEDDING_NO_EFFECT,
+    MAX_LENGTH,
+    EmbeddingRequest,
+    RerankRequest,
+    embeddings,
+    rerank,
+)
 from app.openai.event_stream import EventStream, reply
-from app.openai.request_models import ChatRequest, CompletionRequest
+from app.openai.request_models import ChatMessage, ChatRequest, CompletionRequest
 from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, MAX_BODY_BYTES, NO_EFFECT, JsonBody
-from retrieval.embedding import Embedder, Vectors
+from app.state import Serving
 
 
 def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
@@ -71,90 +74,80 @@ def _named(name: str, created: int, length: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-MAX_TEXTS = 2048
-MAX_LENGTH = 8192  # word pieces of a text
-MAX_CHARACTERS = 32 * MAX_LENGTH  # of it, white space included; longer ones are not even cut into pieces
-BATCH = 32
-EMBEDDING_NO_EFFECT = frozenset({"user"})
+class TokenizeRequest(BaseModel):
+    """A text or a conversation, as vLLM's `/tokenize` takes it."""
 
-_ACCEPTED = f"a non-empty string, or a list of 1 to {MAX_TEXTS} of them"
-
-
-class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    input: list[str] = Field(description=_ACCEPTED)
-    model: str = Field(description='the embedder\'s name or "default"')
-    dimensions: int | None = Field(None, ge=1, description="an integer from 1 to the length of the model's vectors")
-    encoding_format: Literal["float", "base64"] = Field("float", description='"float" or "base64"')
+    model: str = Field(DEFAULT_NAME, description="a served model's name")
+    prompt: str | None = Field(None, description="a text; or else messages")
+    messages: list[ChatMessage] | None = Field(None, min_length=1, description="as in a chat; or else prompt")
+    tools: list[Any] | None = Field(None, description="as in a chat, with messages")
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="as in a chat, with messages")
+    add_special_tokens: bool = Field(True, description="true or false: whether a text begins as the model's prompts do")
+    return_token_strs: bool = Field(False, description="true or false")
 
-    @field_validator("input", mode="before")
+    @field_validator("messages", mode="before")
     @classmethod
-    def _texts(cls, value: Any) -> Any:
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
-            had = f"a list of {len(texts)}" if isinstance(texts, list) else f"{value!r:.60}"
-            raise invalid("input", f"input is {had}; accepted: {_ACCEPTED}.")
-        for at, text in enumerate(texts):
-            if isinstance(text, int | list):
-                raise invalid(
-                    "input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}. LangChain "
-                    "sends texts with check_embedding_ctx_length=False.",
-                )  # fmt: skip
-            if not isinstance(text, str) or not text:
-                raise invalid("input", f"input[{at}] is {text!r:.60}; accepted: a non-empty string.")
-            if len(text) > MAX_CHARACTERS:
-                message = f"input[{at}] has {len(text)} characters; accepted: at most {MAX_CHARACTERS}."
-                raise invalid("input", message, "context_length_exceeded")
-        return texts
+    def _messages(cls, value: Any) -> Any:
+        return turns(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "prompt and messages are both given or both missing; accepted: one of them.")
+        if self.prompt is not None and (self.tools is not None or self.chat_template_kwargs):
+            field = "chat_template_kwargs" if self.tools is None else "tools"
+            raise invalid(field, f"{field} goes with messages, and prompt is a text; accepted: without it.")
+        return self
 
 
-async def embeddings(request: EmbeddingRequest, embedder: Embedder) -> dict[str, Any]:
-    """The reply in OpenAI's shape.
+class DetokenizeRequest(BaseModel):
+    """Tokens to be written out."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model: str = Field(DEFAULT_NAME, description="a served model's name")
+    tokens: list[int] = Field(description="a list of the model's token ids")
+
+
+async def tokenize(request: TokenizeRequest, state: Serving, user: str) -> dict[str, Any]:
+    """The tokens that a completion or a chat begins with, in the fields of vLLM's API.
+
+    Raises:
+        ApiError: 400 or 404, naming the field; 400 `context_length_exceeded`.
+    """
+    served = state.models.get(request.model)
+    if request.prompt is None:
+        chat = ChatRequest.model_construct(
+            model=request.model, messages=request.messages or [], tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+        )  # fmt: skip
+        plan = await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
+        tokens = plan.prompt
+    else:
+        tokens = await served.text_tokens(request.prompt, bos=request.add_special_tokens)
+    tokenizer = served.engine.tokenizer
+    strings = [tokenizer.decode([token], skip_special=False) for token in tokens]
+    return {
+        "count": len(tokens), "max_model_len": served.engine.max_model_len, "tokens": tokens,
+        "token_strs": strings if request.return_token_strs else None,
+    }  # fmt: skip
+
+
+async def detokenize(request: DetokenizeRequest, models: ModelRegistry) -> dict[str, Any]:
+    """The text of tokens.
 
     Raises:
         ApiError: 400 or 404, naming the field.
     """
-    if request.model not in (embedder.name, DEFAULT_NAME):
-        message = f"The model {request.model!r:.200} embeds nothing here; accepted: {embedder.name!r} or 'default'."
-        raise ApiError(404, message, param="model", code="model_not_found")
-    size = await asyncio.to_thread(lambda: embedder.size)
-    if request.dimensions is not None and request.dimensions > size:
-        raise invalid("dimensions", f"dimensions is {request.dimensions}; accepted: an integer from 1 to {size}.")
-    texts, pieces = request.input, 0
-    batches = range(0, len(texts), BATCH)
-    for at in batches:  # all of them before the first is embedded, which takes longer by far
-        pieces += await asyncio.to_thread(_count, embedder, texts[at : at + BATCH], at)
-    charge(pieces)
-    encoded = list[Any]()
-    for at in batches:
-        vectors = await asyncio.to_thread(embedder.embed, texts[at : at + BATCH])
-        encoded += await asyncio.to_thread(_encoded, vectors, request)
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(encoded)],
-        "model": embedder.name,
-        "usage": {"prompt_tokens": pieces, "total_tokens": pieces},
-    }
-
-
-def _count(embedder: Embedder, texts: Sequence[str], first: int) -> int:
-    """Word pieces in the texts, the first of which is `input[first]`."""
-    counts = [len(spans) for spans in embedder.pieces(texts)]
-    for at, count in enumerate(counts, first):
-        if count > MAX_LENGTH:
-            message = f"input[{at}] has {count} tokens; accepted: at most {MAX_LENGTH}."
-            raise invalid("input", message, "context_length_exceeded")
-    return sum(counts)
-
-
-def _encoded(vectors: Vectors, request: EmbeddingRequest) -> list[Any]:
-    if request.dimensions is not None:
-        vectors = vectors[:, : request.dimensions]
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
-    if request.encoding_format == "base64":
-        return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
-    return list(vectors.tolist())
+    served = models.get(request.model)
+    size = served.engine.vocab_size
+    for at, token in enumerate(request.tokens):
+        if not 0 <= token < size:
+            raise invalid("tokens", f"tokens[{at}] is {token}; accepted: an integer from 0 to {size - 1}.")
+    text = await asyncio.to_thread(served.engine.tokenizer.decode, request.tokens, skip_special=False)
+    return {"prompt": text}
 
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
@@ -170,6 +163,9 @@ CompletionBody = Annotated[
 EmbeddingBody = Annotated[
     EmbeddingRequest, Depends(JsonBody(EmbeddingRequest, no_effect=EMBEDDING_NO_EFFECT, most=MAX_BODY_BYTES))
 ]
+RerankBody = Annotated[RerankRequest, Depends(JsonBody(RerankRequest, most=MAX_BODY_BYTES))]
+TokenizeBody = Annotated[TokenizeRequest, Depends(JsonBody(TokenizeRequest, most=MAX_BODY_BYTES))]
+DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest, most=MAX_BODY_BYTES))]
 
 
 @router.post("/chat/completions")
@@ -189,6 +185,21 @@ async def completions(request: Request, user: User, state: AppServing, wanted: C
 async def embed(request: Request, state: AppState, wanted: EmbeddingBody) -> Response:
     vectors = await while_connected(request, embeddings(wanted, state.library.embedder))
     return await asyncio.to_thread(JSONResponse, vectors)  # a few megabytes, for many texts
+
+
+@router.post("/rerank")
+async def rerank_documents(request: Request, state: AppState, wanted: RerankBody) -> Response:
+    return JSONResponse(await while_connected(request, rerank(wanted, state.library.embedder)))
+
+
+@router.post("/tokenize")
+async def tokenize_text(user: User, state: AppServing, wanted: TokenizeBody) -> dict[str, Any]:
+    return await tokenize(wanted, state, user)
+
+
+@router.post("/detokenize")
+async def detokenize_tokens(state: AppServing, wanted: DetokenizeBody) -> dict[str, Any]:
+    return await detokenize(wanted, state.models)
 
 
 @router.get("/models")

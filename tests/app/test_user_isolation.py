@@ -70,7 +70,8 @@ NOBODYS = {  # they make something new, or tell what is the same for everybody
     "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
     "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
-    "POST /v1/completions", "POST /v1/embeddings", "POST /v1/responses", "POST /v1/messages",
+    "POST /v1/completions", "POST /v1/embeddings", "POST /v1/rerank", "POST /v1/tokenize", "POST /v1/detokenize",
+    "POST /v1/responses", "POST /v1/messages",
     "POST /v1/messages/count_tokens", "GET /health", "GET /metrics",
     "GET /api/session", "POST /api/session", "DELETE /api/session",
 }  # fmt: skip

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from app.openai.routes import BATCH, MAX_LENGTH
+from app.openai.embeddings import BATCH, MAX_LENGTH
 from tests.app.conftest import Server
 from tests.app.gate import HELD, GatedEmbedder
 from tests.app.library import BEES, DAM, error
