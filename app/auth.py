@@ -104,6 +104,7 @@ SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 # The first that fits, by how a path begins.
 _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/v1", "v1"),
+    ("/api/(chat|generate|embed|embeddings|version|tags|ps|show)", "v1"),
     ("/api/operator", "operator"),
     ("/api/sequences", "sequences"),
     ("/api/(documents|collections|invitations|jobs|search)", "documents"),
@@ -117,7 +118,7 @@ _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BE
 
 _METERED = re.compile(
     r"/v1/(chat/completions|completions|responses|embeddings|rerank|messages)/?"
-    r"|/api/(chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
+    r"|/api/(chat|generate|embed|embeddings|chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
 )
 
 

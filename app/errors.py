@@ -1,8 +1,8 @@
 """Errors as the outside sees them: one JSON shape, OpenAI's, with a sentence a person can act on.
 
 Our routes raise `ApiError`. Engine errors, unknown paths and bugs are turned into the same shape here, so a client
-needs one way of reading errors, and a bug shows its caller nothing of our insides. Anthropic's API alone has another
-shape, whatever refuses the request on its way there.
+needs one way of reading errors, and a bug shows its caller nothing of our insides. Anthropic's and Ollama's APIs have
+shapes of their own, whatever refuses the request on its way there.
 """
 
 from __future__ import annotations
@@ -69,12 +69,17 @@ class ApiError(Exception):
             kind = "overloaded_error"
         return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
 
+    def ollama_body(self) -> dict[str, Any]:
+        """The body in the shape of Ollama's API."""
+        return {"error": self.message}
+
     def response(self) -> JSONResponse:
         return ErrorResponse(self)
 
 
 REQUEST_ID = "ponder.request_id"  # of a request's scope
 _ANTHROPIC_PATHS = re.compile(r"/v1/messages(/|$)")
+_OLLAMA_PATHS = re.compile(r"/api/(chat|generate|embed|embeddings|version|tags|ps|show)/?")
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 422: "api_error", 429: "rate_limit_error", 503: "overloaded_error",
@@ -95,6 +100,8 @@ class ErrorResponse(JSONResponse):
             await JSONResponse(error.anthropic_body(scope.get(REQUEST_ID)), error.status, error.headers)(
                 scope, receive, send
             )
+        elif is_ollama(scope["path"]):
+            await JSONResponse(self._error.ollama_body(), self._error.status, self._error.headers)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
@@ -102,6 +109,11 @@ class ErrorResponse(JSONResponse):
 def is_anthropic(path: str) -> bool:
     """Returns whether a request to `path` is for Anthropic's API."""
     return _ANTHROPIC_PATHS.match(path) is not None
+
+
+def is_ollama(path: str) -> bool:
+    """Returns whether a request to `path` is for Ollama's API."""
+    return _OLLAMA_PATHS.fullmatch(path) is not None
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:

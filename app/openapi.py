@@ -16,7 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from app.errors import is_anthropic
+from app.errors import is_anthropic, is_ollama
 from app.query_params import QueryParams
 from app.request_body import JsonBody
 
@@ -28,6 +28,8 @@ _TYPES: dict[str, tuple[str, ...]] = {  # where it is not JSON
     "POST /v1/completions": (_JSON, _EVENTS),
     "POST /v1/responses": (_JSON, _EVENTS),
     "POST /v1/messages": (_JSON, _EVENTS),
+    "POST /api/chat": ("application/x-ndjson", _JSON),
+    "POST /api/generate": ("application/x-ndjson", _JSON),
     "POST /api/sequences/{sequence_id}/generate": (_EVENTS,),
     "GET /api/runs/{run_id}/events": (_EVENTS,),
     "GET /api/runs/{run_id}/trace": ("application/x-ndjson",),
@@ -69,6 +71,12 @@ ANTHROPIC_ERROR: Json = {
         },
         "request_id": {"type": ["string", "null"]},
     },
+}
+OLLAMA_ERROR: Json = {
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {"error": {"type": "string", "minLength": 1}},
 }
 
 
@@ -119,7 +127,7 @@ def models_of(routers: Sequence[APIRouter], kind: type[JsonBody[Any]] | type[Que
 def _document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
     made = get_openapi(title=app.title, version=app.version, routes=app.routes)
     bodies, queries = models_of(routers, JsonBody), models_of(routers, QueryParams)
-    schemas: Json = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+    schemas: Json = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR, "OllamaError": OLLAMA_ERROR}
     for path, methods in made["paths"].items():
         for method, operation in methods.items():
             route = f"{method.upper()} {path}"
@@ -144,7 +152,8 @@ def _responses(route: str, typed: Json) -> Json:
         types = () if status == 204 else _TYPES.get(route, (_JSON,))
         content = {kind: {"schema": known if kind == _JSON else {}} for kind in types}
         made[str(status)] = {"description": "As asked for.", **({"content": content} if content else {})}
-    error = "AnthropicError" if is_anthropic(route.split()[1]) else "Error"
+    path = route.split()[1]
+    error = "AnthropicError" if is_anthropic(path) else "OllamaError" if is_ollama(path) else "Error"
     refusal = {_JSON: {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     made["4XX"] = {"description": "Refused; the message says why, and what is accepted.", "content": refusal}
     for status, why in ((503, "Not now."), (507, "The disk is full, or cannot be written to.")):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from app import errors, openai, openapi
+from app import errors, ollama, openai, openapi
 from app.admission import Admission, AdmissionGate
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
@@ -132,6 +132,9 @@ def create_app(
     app.include_router(openai.router)
     app.include_router(responses.router)
     app.include_router(anthropic_router)
+    beside = (ollama.router,) if settings.ollama_api else ()
+    for router in beside:
+        app.include_router(router)
     for router in ROUTERS:
         app.include_router(router)
     app.router.routes.append(mcp.route())
@@ -139,7 +142,7 @@ def create_app(
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(DrainMiddleware, drain=state.drain)
-    openapi.install(app, (openai.router, responses.router, anthropic_router, *ROUTERS))
+    openapi.install(app, (openai.router, responses.router, anthropic_router, *beside, *ROUTERS))
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     add_middleware(app, settings)

@@ -36,6 +36,12 @@ class AccessSettings(BaseModel):
         more="With `warn` they have no effect, and `X-Ponder-Ignored-Fields` of the reply lists them",
         accepts="refuse (a 400 that names the field) or warn (ignored, and named in a header)",
     )
+    ollama_api: bool = setting(
+        False,
+        "whether Ollama's API is served beside the others",
+        more="at `/api/chat`, `/api/generate`, `/api/embed`, `/api/tags`, `/api/show`, `/api/ps` and `/api/version`",
+        accepts="true or false",
+    )
     cors_origins: CommaSeparated = setting(
         (),
         "web origins that may call the server",

@@ -36,12 +36,12 @@ def event(payload: object) -> bytes:
 class EventStream(Response):
     """A response made of events. The generator is closed as soon as the client leaves or the stream ends."""
 
-    ping, done = b": ping\n\n", DONE
+    ping, done, media = b": ping\n\n", DONE, "text/event-stream"
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], *, explain: Callable[[BaseException], ApiError] = from_exception
     ) -> None:
-        super().__init__(status_code=200, headers=STREAM_HEADERS, media_type="text/event-stream")
+        super().__init__(status_code=200, headers=STREAM_HEADERS, media_type=self.media)
         self.raw_headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
         self._events = events
         self._explain = explain
@@ -88,7 +88,8 @@ class EventStream(Response):
     async def _ping(self, send: Send) -> None:
         while True:
             await asyncio.sleep(PING_S)
-            await self._write(send, self.ping)
+            if self.ping:
+                await self._write(send, self.ping)
 
 
 class ReplyJob(Protocol):

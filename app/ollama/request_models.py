@@ -1,0 +1,200 @@
+"""Bodies of Ollama's API, checked, and as chat requests: each field works, has no effect on any answer, or is refused.
+
+Names may carry Ollama's tag `:latest`. `options` are those that the sampler has; those of llama.cpp's loading
+(`num_ctx`, `num_thread`, …) have no effect, as the model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from app.config import DEFAULT_NAME
+from app.errors import invalid
+from app.openai.request_models import ChatRequest
+from app.request_body import Refusal, parse
+
+Json = dict[str, Any]
+
+TAG = ":latest"
+NO_EFFECT = frozenset({"keep_alive"})
+_TEXT_ONLY = Refusal("no images: these models read text", lambda value: value == [])
+CHAT_REFUSED: Mapping[str, Refusal] = {"logprobs": Refusal("false", lambda v: v is False)}
+GENERATE_REFUSED: Mapping[str, Refusal] = {
+    **CHAT_REFUSED,
+    "images": _TEXT_ONLY,
+    "suffix": Refusal("no suffix: this model continues a text, it does not fill gaps", lambda v: v == ""),
+    "template": Refusal("the model's own template", lambda v: v == ""),
+    "context": Refusal("messages in /api/chat", lambda v: v == []),
+    "raw": Refusal("false; /v1/completions continues a text as it is", lambda v: v is False),
+}
+# Ollama's name of an option -> the field of a chat request
+_OPTIONS = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "seed": "seed", "stop": "stop",
+    "num_predict": "max_tokens", "repeat_penalty": "repeat_penalty", "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}  # fmt: skip
+_LOADING = frozenset(
+    (
+        "num_ctx",
+        "num_batch",
+        "num_gpu",
+        "main_gpu",
+        "use_mmap",
+        "use_mlock",
+        "num_thread",
+        "num_keep",
+        "numa",
+        "low_vram",
+    )
+)
+_OFF = {"tfs_z": 1, "typical_p": 1, "mirostat": 0}  # samplers that we lack, where they are off; then others' fields
+_WITH_OFF = frozenset(("repeat_last_n", "mirostat_tau", "mirostat_eta", "penalize_newline"))
+_EFFORTS = ("low", "medium", "high")
+
+
+class ModelRequest(BaseModel):
+    """The name of a model, which some clients send as `name`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    model: str = Field(DEFAULT_NAME, description="a served model's name, with or without `:latest`")
+    name: str | None = Field(None, description="an older name of model")
+
+    @property
+    def served_name(self) -> str:
+        return (self.name if self.name is not None else self.model).removesuffix(TAG)
+
+
+class ShowRequest(ModelRequest):
+    verbose: bool = Field(False, description="true or false")
+
+
+class _Generating(ModelRequest):
+    stream: bool = Field(True, description="true or false")
+    format: str | Json | None = Field(None, description='"json", or a JSON Schema as an object')
+    options: Json = Field(default_factory=dict, description=f"an object of {', '.join(sorted(_OPTIONS))}")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description='true, false, "low", "medium", "high"'
+    )
+
+    @field_validator("format")
+    @classmethod
+    def _form(cls, value: Any) -> Any:
+        if isinstance(value, str) and value not in ("", "json"):
+            raise invalid("format", f'format is {value!r:.60}; accepted: "json", or a JSON Schema as an object.')
+        return value
+
+    def chat_fields(self, thinks: bool) -> Json:
+        """The fields of a chat request, its messages excepted, for a model that thinks or does not.
+
+        Raises:
+            ApiError: 400, naming the option.
+        """
+        fields: Json = {"model": self.served_name, "stream": False}
+        for option, value in self.options.items():
+            if option in _OPTIONS and value is not None:
+                fields[_OPTIONS[option]] = value
+            elif option not in _OPTIONS and not _neutral(option, value):
+                where = f"options.{option:.60}"
+                accepted = ", ".join(sorted(_OPTIONS))
+                raise invalid(where, f"{where} is {value!r:.60}, which is no option here; accepted: {accepted}.")
+        if isinstance(fields.get("max_tokens"), int) and fields["max_tokens"] < 0:  # -1, -2: without an end
+            del fields["max_tokens"]
+        if fields.get("seed") == 0:  # Ollama's default: any
+            del fields["seed"]
+        if self.format == "json":
+            fields["response_format"] = {"type": "json_object"}
+        elif isinstance(self.format, dict):
+            form = {"name": "format", "schema": self.format, "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": form}
+        if thinks and self.think is not None:
+            fields["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
+            if isinstance(self.think, str):
+                fields["reasoning_effort"] = self.think
+        elif self.think in (True, *_EFFORTS):
+            raise invalid("think", f"{self.served_name} does not think; accepted: false.")
+        return fields
+
+
+def _neutral(option: str, value: Any) -> bool:
+    return value is None or option in _LOADING or option in _WITH_OFF or (option in _OFF and value == _OFF[option])
+
+
+class OllamaChatRequest(_Generating):
+    messages: list[Any] = Field(  # checked by `ChatRequest`
+        default_factory=list,
+        max_length=10_000,
+        description="a list of {role: system, user, assistant or tool, content}",
+    )
+    tools: list[Any] | None = Field(None, description='a list of {"type": "function", "function": {…}}')
+
+    def chat(self, thinks: bool) -> ChatRequest:
+        """Raises ApiError: 400, naming the field."""
+        body = {**self.chat_fields(thinks), "messages": _messages(self.messages), "tools": self.tools or None}
+        return parse(body, ChatRequest)
+
+
+class OllamaGenerateRequest(_Generating):
+    prompt: str = Field("", description="a text")
+    system: str | None = Field(None, description="a text")
+
+    def chat(self, thinks: bool) -> ChatRequest:
+        """Raises ApiError: 400, naming the field."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, {"role": "user", "content": self.prompt}]
+        return parse({**self.chat_fields(thinks), "messages": messages}, ChatRequest)
+
+
+class EmbedRequest(ModelRequest):
+    model: str = Field(description="the embedder's name or default, with or without `:latest`")
+    input: Any = Field(None, description="a non-empty string, or a list of them")  # checked by `EmbeddingRequest`
+    prompt: str | None = Field(None, description="a text: of /api/embeddings")
+    truncate: bool = Field(True, description="true: a longer text becomes the mean of its windows")
+    dimensions: int | None = Field(None, ge=1, description="an integer from 1 to the length of the model's vectors")
+    options: Json = Field(default_factory=dict, description="an object, without effect")
+
+
+def _messages(items: Sequence[Any]) -> list[Any]:
+    """Ollama's messages as a chat's: its calls have no ids, their arguments are objects, results name their tool."""
+    made, waiting = list[Any](), list[tuple[str, str]]()  # ids and names of calls without a result
+    for at, item in enumerate(items):
+        if not isinstance(item, dict):
+            made.append(item)  # refused by name, where all are checked
+            continue
+        message = {name: value for name, value in item.items() if name not in ("images", "thinking", "tool_name")}
+        if item.get("images"):
+            raise invalid(f"messages[{at}].images", f"messages[{at}].images is given; accepted: text alone.")
+        if item.get("thinking"):
+            message["reasoning_content"] = item["thinking"]
+        if isinstance(item.get("tool_calls"), list):
+            message["tool_calls"] = [
+                _call(call, f"call_{at}_{number}") for number, call in enumerate(item["tool_calls"])
+            ]
+            waiting = [
+                (call["id"], str(call["function"].get("name")))
+                for call in message["tool_calls"]
+                if isinstance(call, dict) and isinstance(call.get("function"), dict)
+            ]
+        elif item.get("role") == "tool" and "tool_call_id" not in message:
+            name = item.get("tool_name")
+            id = next((id for id, called in waiting if name in (None, called)), None)
+            if id is not None:
+                message["tool_call_id"] = id
+                waiting = [each for each in waiting if each[0] != id]
+            if name is not None:
+                message["name"] = name
+        made.append(message)
+    return made
+
+
+def _call(call: Any, id: str) -> Any:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = {name: value for name, value in call["function"].items() if name != "index"}
+    if isinstance(function.get("arguments"), dict):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {"id": call.get("id") or id, "type": "function", "function": function}
