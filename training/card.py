@@ -40,12 +40,14 @@ with `python -m training.evaluate --model models/{name} -n {asked}`.
   comes from the docstrings of the Python standard library and of packages that Ponder depends on. Nothing was taken
   from the web or distilled from another model's answers. Puzzles whose hash ends in 0, 1 or 2 (`training/puzzle.py`)
   were never trained on.
-- **Shape**: Qwen3 ({layers} layers, width {hidden}, feed-forward {intermediate}, {heads} query and {kv_heads} key-value
-  heads of {head_dim}, tied embedding), vocabulary {vocab} (byte-level BPE, digits single), rope base {theta:,.0f}.
+- **Shape**: LFM2 ({layers} layers, of which {convolutions} are gated short convolutions, width {hidden},
+  feed-forward {intermediate}, {heads} query and {kv_heads} key-value heads of {head_dim}, tied embedding), vocabulary
+  {vocab} (byte-level BPE, digits single), rope base {theta:,.0f}.
 - **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding). Each
   conversation draws its own difficulty, up to {hardest}. Muon at {matrix_lr} for the matrices
   and AdamW at {adam_lr} for the embedding and norms; warm-up, a constant stretch, a linear fall over the last
-  {fall:.0%}. Loss on what the assistant writes, and a little on what it reads.
+  {fall:.0%}. Loss on what the assistant writes, and a little on what it reads. {procedural[0]:.0%} of the
+  tokens were procedural sequences (`training/procedural.py`) until copying was learned, then {procedural[1]:.0%}.
 - **Time**: {hours:.1f} hours on {hardware}.{remarks}
 
 Remake it all with `python -m training` (`make train`).
@@ -129,7 +131,8 @@ def write(
         if rows
         else "",
         shares=", ".join(f"{task} {share / total:.0%}" for task, share in mixture.SHARES.items()),
-        layers=plan.model.num_hidden_layers,
+        layers=len(plan.model.layer_types),
+        convolutions=plan.model.layer_types.count("conv"),
         hidden=plan.model.hidden_size,
         intermediate=plan.model.intermediate_size,
         heads=plan.model.num_attention_heads,
@@ -137,6 +140,7 @@ def write(
         head_dim=plan.model.head_dim,
         vocab=plan.model.vocab_size,
         theta=plan.model.rope_theta,
+        procedural=mixture.PROCEDURAL,
         steps=plan.steps,
         hardest=f"one that grows over {plan.ramp_steps:,} steps" if plan.ramp_steps > 1 else "the hardest",
         fall=plan.fall,

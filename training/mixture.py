@@ -21,12 +21,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from training import procedural
 from training.conversation import Conversation, Phrasing
 from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, tool_choice
 from training.team import ALONE, Team
 from training.train_tokenizer import END_OF_TEXT, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
+PROCEDURAL = (0.5, 0.08)  # shares of the tokens, at first and in the end
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
@@ -50,8 +52,7 @@ SHARES = {
     "arithmetic": 2,
 }
 
-
-Row = tuple[list[int], list[float]]  # the tokens of a conversation and the loss weight of each
+Row = procedural.Row  # the tokens of a conversation and the loss weight of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,20 @@ def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> 
     return TASKS[rng.choices(tuple(SHARES), weights)[0]](rng, phrasing, progress)
 
 
+def procedural_share(progress: float) -> float:
+    """Returns the share of procedural sequences: half of the tokens until copying is learned, then a few."""
+    first, last = PROCEDURAL
+    return first if progress < 0.5 else last + (first - last) * 2 * (1 - progress)
+
+
 def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[Row]:
-    """About `tokens` tokens of conversations, the longest first."""
+    """About `tokens` tokens of conversations and procedural sequences, the longest first."""
     rng = Random(f"{seed}-{step}")
     made: list[Row] = []
     total = 0
+    while total < tokens * procedural_share(progress):
+        made.append(procedural.row(rng, tokenizer.get_vocab_size(), progress))
+        total += len(made[-1][0])
     while total < tokens:
         ids: list[int] = []
         weights: list[float] = []

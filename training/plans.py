@@ -21,23 +21,22 @@ _SHAPES = {
     ("pebble", "cpu"): ModelConfig(),
     ("pebble", "cuda"): ModelConfig(
         hidden_size=384,
-        intermediate_size=1120,
-        num_hidden_layers=10,
+        intermediate_size=960,
         num_attention_heads=6,
         num_key_value_heads=3,
     ),
     ("pebble-draft", "cpu"): ModelConfig(
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
+        layer_types=("conv", "full_attention") * 2,
         num_attention_heads=2,
         num_key_value_heads=1,
     ),
 }
 _PLANS = {
-    ("pebble", "cpu"): Plan(steps=5560, ramp_steps=2600, fall=0.2),
+    ("pebble", "cpu"): Plan(steps=10_000, ramp_steps=800, fall=0.35, matrix_lr=0.008, adam_lr=1.2e-3),
     ("pebble", "cuda"): Plan(steps=6000, ramp_steps=2000, batch_tokens=131_072, largest_batch=65_536),
-    ("pebble-draft", "cpu"): Plan(steps=930, ramp_steps=800),
+    ("pebble-draft", "cpu"): Plan(steps=930, ramp_steps=800, matrix_lr=0.008, adam_lr=1.2e-3),
     ("pebble-draft", "cuda"): Plan(steps=3000, ramp_steps=1000, batch_tokens=131_072, largest_batch=65_536),
 }
 
@@ -79,5 +78,5 @@ def plan(
 
 
 def computes_bfloat16(device: str) -> bool:
-    """Returns whether products in bfloat16 are faster there: on a CPU that takes tile units (AMX)."""
-    return device == "cuda" or torch.cpu._is_amx_tile_supported()
+    """Returns whether products in bfloat16 are faster there: on a CPU that takes AMX or AVX-512's own instruction."""
+    return device == "cuda" or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()

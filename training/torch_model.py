@@ -1,9 +1,10 @@
-"""A small decoder in the shape of Qwen3, for training.
+"""A small decoder in the shape of LFM2, for training.
 
-Root-mean-square norms before each part, grouped-query attention whose queries and keys are normed per head,
-rotary positions, a gated feed-forward, and an output tied to the embedding. Parameter names are those of a
-Hugging Face `Qwen3ForCausalLM`, so export is a rename of nothing. Every row of a batch starts at position 0 and
-is padded on the right, where causal attention cannot see: there is no mask. Knows nothing of text or of tasks.
+Each layer mixes tokens by a gated short convolution or by grouped-query attention (queries and keys normed per head,
+rotary positions), then has a gated feed-forward; norms are root-mean-square, before each part, and the output is tied
+to the embedding. Parameter names are those of a Hugging Face `Lfm2ForCausalLM`, so export is a rename of nothing. Every
+row of a batch starts at position 0 and is padded on the right, where nothing looks: there is no mask. Knows nothing of
+text or of tasks.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 class ModelConfig:
     vocab_size: int = 6144
     hidden_size: int = 256
-    intermediate_size: int = 768
-    num_hidden_layers: int = 8
+    intermediate_size: int = 512
+    layer_types: tuple[str, ...] = ("conv", "full_attention", "conv", "full_attention", "conv") * 2
+    conv_taps: int = 3  # tokens that a convolution mixes
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64
@@ -57,57 +59,79 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.groups = config.num_attention_heads // config.num_key_value_heads
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
-        self.q_norm = TrainingNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = TrainingNorm(config.head_dim, config.rms_norm_eps)
+        self.out_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self.q_layernorm = TrainingNorm(config.head_dim, config.rms_norm_eps)
+        self.k_layernorm = TrainingNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
+        q = self.q_layernorm(self.q_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
+        k = self.k_layernorm(self.k_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+class ShortConv(nn.Module):
+    """Gated convolution over the last `conv_taps` tokens, per channel (the LFM2 report, Liquid AI, 2025)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.in_proj = nn.Linear(width, 3 * width, bias=False)
+        self.conv = nn.Conv1d(width, width, config.conv_taps, groups=width, bias=False)
+        self.out_proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
+        product = gate_in * value
+        taps = self.conv.weight[:, 0].to(product.dtype)  # (width, taps); the last tap is the token itself
+        mixed = product * taps[:, -1]
+        for back in range(1, taps.shape[1]):
+            mixed = mixed + F.pad(product, (0, 0, back, 0))[:, : x.shape[1]] * taps[:, -1 - back]
+        return self.out_proj(gate_out * mixed)
 
 
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.w1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.w2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class TrainingLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, kind: str) -> None:
         super().__init__()
-        self.input_layernorm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config)
+        self.operator_norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
+        if kind == "conv":
+            self.conv = ShortConv(config)
+        else:
+            self.self_attn = Attention(config)
+        self.ffn_norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
+        self.feed_forward = FeedForward(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        mix = self.conv if hasattr(self, "conv") else self.self_attn
+        x = x + mix(self.operator_norm(x), cos, sin)
+        return x + self.feed_forward(self.ffn_norm(x))
 
 
 class TrainingDecoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(TrainingLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(TrainingLayer(config, kind) for kind in config.layer_types)
+        self.embedding_norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Model(nn.Module):
@@ -130,10 +154,10 @@ class Model(nn.Module):
         for name, weight in self.named_parameters():
             if weight.ndim < 2:
                 continue
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
+            if name.endswith(("out_proj.weight", "w2.weight")):
                 nn.init.zeros_(weight)
             else:
-                nn.init.normal_(weight, std=weight.shape[1] ** -0.5 if "embed" not in name else 0.02)
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
     def compile_hidden(self) -> None:
         """Fuse the decoder's small operations, once for all shapes. Needs a C++ compiler on a CPU."""
@@ -148,7 +172,7 @@ class Model(nn.Module):
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return self.model.norm(x)
+        return self.model.embedding_norm(x)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.linear(self.hidden(tokens), self.model.embed_tokens.weight)

@@ -36,11 +36,11 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()  # as in the write-up: five steps forgive it
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):
@@ -160,6 +160,9 @@ class Trainer:
         self.team = team
         self.model = Model(plan.model)
         if plan.start is not None:
+            kind = json.loads((Path(plan.start) / "config.json").read_text("utf-8")).get("model_type")
+            if kind != "lfm2":
+                raise ValueError(f"{plan.start} is a {kind} model; a run begins with the weights of an lfm2 model.")
             published = load_file(Path(plan.start) / "model.safetensors")
             self.model.load_state_dict({name: weight.float() for name, weight in published.items()})
         self.model.to(plan.device)
