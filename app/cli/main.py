@@ -26,7 +26,6 @@ cli = typer.Typer(
     help="A chat server that thinks, on an inference engine of its own.",
     epilog="Every option of `serve` is also a variable (PONDER_PORT) and a key of ponder.toml (port = 8000).",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -82,6 +82,13 @@ def test_help_names_every_command_and_setting(tmp_path: Path) -> None:
         assert f"[{Settings.model_fields[name].default}]" in options, name
 
 
+@pytest.mark.parametrize(("typed", "completed"), [("ponder sea", "search"), ("ponder serve --ollama", "--ollama-api")])
+def test_the_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    words = {"_PONDER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    shown = CliRunner().invoke(cli, [], prog_name="ponder", env=words)
+    assert shown.stdout.split() == [completed], shown.output
+
+
 def test_help_loads_neither_torch_nor_a_web_framework(tmp_path: Path) -> None:
     heavy = ("torch", "fastapi", "pydantic", "engine", "retrieval")
     code = f"import sys, app.cli; print([m for m in {heavy} if m in sys.modules])"
