@@ -124,7 +124,7 @@ class McpServer:
         return content_of(result)
 
     async def _keep(self) -> None:
-        pauses = growing(*self._pauses_s)
+        pauses, failures = growing(*self._pauses_s), 0
         while True:
             began = time.monotonic()
             try:
@@ -134,9 +134,13 @@ class McpServer:
                 with contextlib.suppress(asyncio.QueueEmpty):  # the transport's reason says more
                     why = self._ended.get_nowait()
             if time.monotonic() - began > self._pauses_s[1]:
-                pauses = growing(*self._pauses_s)  # it was well for a while
+                pauses, failures = growing(*self._pauses_s), 0  # it was well for a while
             pause = next(pauses)
-            log.warning("The MCP server %s is not connected: %s", self.name, why)
+            failures += 1
+            if failures == 1:
+                log.warning("The MCP server %s is not connected: %s; it is tried again.", self.name, why)
+            elif failures.bit_count() == 1:  # ever more rarely, while it stays so
+                log.warning("The MCP server %s is not connected after %d attempts: %s", self.name, failures, why)
             self._why, self._again_at = why, time.monotonic() + pause
             self.registry.fail(self.origin, f"{why}; it is tried again.")
             await self._now("down")

@@ -323,3 +323,23 @@ async def test_several_servers_are_connected_together_and_one_that_fails_harms_n
     async with mcp_servers(settings, registry, wait_s=WAIT_S) as servers:
         assert [server.status for server in servers] == ["connected", "down"]
         assert "fine" in registry
+
+
+async def test_a_server_that_stays_away_is_logged_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    server = McpServer("gone", McpSettings(command=["/nowhere/server"]), Registry(), pauses_s=(0.001, 0.001))
+    attempts = 0
+    real = server._live
+
+    async def counted() -> str:
+        nonlocal attempts
+        attempts += 1
+        return await real()
+
+    server._live = counted  # type: ignore[method-assign]  # to count what is tried
+    async with server:
+        while attempts <= 20:
+            await asyncio.sleep(0.01)
+    said = [record.getMessage() for record in caplog.records if "The MCP server gone" in record.getMessage()]
+    assert "is not connected: " in said[0]
+    assert [line.split(" attempts")[0].rsplit(" ", 1)[1] for line in said[1:5]] == ["2", "4", "8", "16"]
+    assert len(said) <= 6
