@@ -28,7 +28,7 @@ from training.team import ALONE, Team
 from training.train_tokenizer import END_OF_TEXT, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
-PROCEDURAL = (0.5, 0.08)  # shares of the tokens, at first and in the end
+PROCEDURAL = 0.08  # share of the tokens, in the end
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
@@ -78,9 +78,8 @@ def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> 
 
 
 def procedural_share(progress: float) -> float:
-    """Returns the share of procedural sequences: half of the tokens until copying is learned, then a few."""
-    first, last = PROCEDURAL
-    return first if progress < 0.5 else last + (first - last) * 2 * (1 - progress)
+    """Returns the share of procedural sequences: all tokens until copying is learned, then fewer and fewer."""
+    return max(PROCEDURAL, 1 - 2 * procedural.grown(progress))
 
 
 def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[Row]:
@@ -88,13 +87,14 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
     rng = Random(f"{seed}-{step}")
     made: list[Row] = []
     total = 0
+    grown = procedural.grown(progress)
     while total < tokens * procedural_share(progress):
         made.append(procedural.row(rng, tokenizer.get_vocab_size(), progress))
         total += len(made[-1][0])
     while total < tokens:
         ids: list[int] = []
         weights: list[float] = []
-        for text, learned in segments(conversation(rng, progress * rng.random() ** 2)):
+        for text, learned in segments(conversation(rng, grown * rng.random() ** 2)):
             part = tokenizer.encode(text, add_special_tokens=False).ids
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]

@@ -13,17 +13,24 @@ from random import Random
 
 ORDINARY = 12  # ids from here on are ordinary tokens: below are the special ones and the marks
 FEW = 140  # different tokens at the beginning
+ALONE = 0.3  # until this progress there is nothing else
 Row = tuple[list[int], list[float]]  # as in `training.mixture`
 
 
-def row(rng: Random, vocab_size: int, progress: float) -> Row:
-    """Returns a sequence and its loss weights: of up to 5 segments of 17 tokens at `progress` 0, of 14 of 40 at 1.
+def grown(progress: float) -> float:
+    """Returns the progress (0 to 1) of what comes after copying is learned."""
+    return max(0.0, progress - ALONE) / (1 - ALONE)
 
-    Few different tokens at first: with a whole vocabulary the noise in its embeddings hides what is to be learned.
+
+def row(rng: Random, vocab_size: int, progress: float) -> Row:
+    """Returns a sequence and its loss weights: of up to 5 segments of 17 tokens, all of few different ones, until
+    `progress` is `ALONE`; then growing to 14 segments of 40 and the whole vocabulary.
+
+    With a whole vocabulary from the start the noise in its embeddings hides what is to be learned.
     """
-    reach = min(1.0, 0.3 + 0.7 * progress)
+    reach = 0.3 + 0.7 * grown(progress)
     most, longest = 2 + int(12 * reach), 8 + int(32 * reach)
-    known = min(vocab_size, int(FEW * (vocab_size / FEW) ** min(1.0, 2 * progress)))
+    known = min(vocab_size, int(FEW * (vocab_size / FEW) ** min(1.0, 1.5 * grown(progress))))
     pool = [rng.randrange(ORDINARY, known) for _ in range(rng.choice((40, 400, known)))]
     mark, asks, answers = rng.sample(range(ORDINARY, known), 3)
     segments = [[rng.choice(pool) for _ in range(rng.randint(4, longest))] for _ in range(rng.randint(1, most))]
