@@ -48,7 +48,13 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+SLOW = ("convolutions_four_taps", "multipliers", "partial_rotation")  # near to others, which always run
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in FAMILIES],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base, changed = FAMILIES[request.param]
     config, model, overrides = tiny.MODELS[base]
