@@ -21,9 +21,12 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Short convolutions in most layers, attention in the others."""
+    """Short convolutions in most layers, attention in the others.
+
+    Of this seed no two best tokens are nearer than 3e-4 in the texts of `test_same_answer`: of tiny's own, 2e-6.
+    """
     path = tmp_path_factory.mktemp("models") / "random-lfm2"
     changed = {"num_hidden_layers": 5, "layer_types": tiny.LFM2_LAYERS, "tie_word_embeddings": False}
-    tiny.build("Lfm2Config", "Lfm2ForCausalLM", changed).save_pretrained(path)
+    tiny.build("Lfm2Config", "Lfm2ForCausalLM", changed, seed=8).save_pretrained(path)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
