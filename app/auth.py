@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.config import LOCAL_USER
 from app.db.accounts import NO_QUOTA, Account, ApiKey, KeyState, Role, hashed
 from app.db.quotas import Quota, Used
-from app.errors import ApiError, note
+from app.errors import OLLAMA_PATHS, ApiError, note
 from app.page import is_pages
 
 if TYPE_CHECKING:  # SQLAlchemy comes with it, and API workers open no database
@@ -104,7 +104,7 @@ SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 # The first that fits, by how a path begins.
 _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/v1", "v1"),
-    ("/api/(chat|generate|embed|embeddings|version|tags|ps|show)", "v1"),
+    (OLLAMA_PATHS, "v1"),
     ("/api/operator", "operator"),
     ("/api/sequences", "sequences"),
     ("/api/(documents|collections|invitations|jobs|search)", "documents"),

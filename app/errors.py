@@ -79,7 +79,7 @@ class ApiError(Exception):
 
 REQUEST_ID = "ponder.request_id"  # of a request's scope
 _ANTHROPIC_PATHS = re.compile(r"/v1/messages(/|$)")
-_OLLAMA_PATHS = re.compile(r"/api/(chat|generate|embed|embeddings|version|tags|ps|show)/?")
+OLLAMA_PATHS = "/api/(chat|generate|embed|embeddings|version|tags|ps|show)"
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 422: "api_error", 429: "rate_limit_error", 503: "overloaded_error",
@@ -113,7 +113,7 @@ def is_anthropic(path: str) -> bool:
 
 def is_ollama(path: str) -> bool:
     """Returns whether a request to `path` is for Ollama's API."""
-    return _OLLAMA_PATHS.fullmatch(path) is not None
+    return re.fullmatch(f"{OLLAMA_PATHS}/?", path) is not None
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
