@@ -21,6 +21,11 @@ Json = dict[str, Any]
 
 TAG = ":latest"
 NO_EFFECT = frozenset({"keep_alive"})
+EMBED_NO_EFFECT = NO_EFFECT | {"options"}
+SHOW_NO_EFFECT = frozenset({"verbose"})
+EMBED_REFUSED: Mapping[str, Refusal] = {
+    "truncate": Refusal("true: a longer text becomes the mean of its windows", lambda v: v is True),
+}
 _TEXT_ONLY = Refusal("no images: these models read text", lambda value: value == [])
 CHAT_REFUSED: Mapping[str, Refusal] = {"logprobs": Refusal("false", lambda v: v is False)}
 GENERATE_REFUSED: Mapping[str, Refusal] = {
@@ -51,8 +56,9 @@ _LOADING = frozenset(
         "low_vram",
     )
 )
-_OFF = {"tfs_z": 1, "typical_p": 1, "mirostat": 0}  # samplers that we lack, where they are off; then others' fields
-_WITH_OFF = frozenset(("repeat_last_n", "mirostat_tau", "mirostat_eta", "penalize_newline"))
+# samplers that we lack, where they are off, and the penalty's reach, which is the whole context here
+_NEUTRAL = {"tfs_z": 1, "typical_p": 1, "mirostat": 0, "repeat_last_n": -1, "penalize_newline": True}
+_OF_MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))  # they do nothing while it is off
 _EFFORTS = ("low", "medium", "high")
 
 
@@ -67,10 +73,6 @@ class ModelRequest(BaseModel):
     @property
     def served_name(self) -> str:
         return (self.name if self.name is not None else self.model).removesuffix(TAG)
-
-
-class ShowRequest(ModelRequest):
-    verbose: bool = Field(False, description="true or false")
 
 
 class _Generating(ModelRequest):
@@ -121,7 +123,8 @@ class _Generating(ModelRequest):
 
 
 def _neutral(option: str, value: Any) -> bool:
-    return value is None or option in _LOADING or option in _WITH_OFF or (option in _OFF and value == _OFF[option])
+    known = option in _LOADING | _OF_MIROSTAT
+    return value is None or known or (option in _NEUTRAL and value == _NEUTRAL[option])
 
 
 class OllamaChatRequest(_Generating):
@@ -150,12 +153,16 @@ class OllamaGenerateRequest(_Generating):
 
 
 class EmbedRequest(ModelRequest):
-    model: str = Field(description="the embedder's name or default, with or without `:latest`")
-    input: Any = Field(None, description="a non-empty string, or a list of them")  # checked by `EmbeddingRequest`
-    prompt: str | None = Field(None, description="a text: of /api/embeddings")
-    truncate: bool = Field(True, description="true: a longer text becomes the mean of its windows")
+    """The body of `/api/embed`."""
+
+    input: Any = Field(description="a non-empty string, or a list of them")  # checked by `EmbeddingRequest`
     dimensions: int | None = Field(None, ge=1, description="an integer from 1 to the length of the model's vectors")
-    options: Json = Field(default_factory=dict, description="an object, without effect")
+
+
+class EmbedPromptRequest(ModelRequest):
+    """The body of the older `/api/embeddings`."""
+
+    prompt: str = Field(min_length=1, description="a non-empty string")
 
 
 def _messages(items: Sequence[Any]) -> list[Any]:

@@ -29,14 +29,18 @@ from app.current_user import AppServing, AppState, User
 from app.errors import ApiError
 from app.ollama.request_models import (
     CHAT_REFUSED,
+    EMBED_NO_EFFECT,
+    EMBED_REFUSED,
     GENERATE_REFUSED,
     NO_EFFECT,
+    SHOW_NO_EFFECT,
     TAG,
+    EmbedPromptRequest,
     EmbedRequest,
     Json,
+    ModelRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
-    ShowRequest,
 )
 from app.openai.chat_completions import plan_chat
 from app.openai.embeddings import EmbeddingRequest, embeddings
@@ -183,8 +187,11 @@ GenerateBody = Annotated[
     OllamaGenerateRequest,
     Depends(JsonBody(OllamaGenerateRequest, GENERATE_REFUSED, no_effect=NO_EFFECT, most=MAX_BODY_BYTES)),
 ]
-EmbedBody = Annotated[EmbedRequest, Depends(JsonBody(EmbedRequest, no_effect=NO_EFFECT, most=MAX_BODY_BYTES))]
-ShowBody = Annotated[ShowRequest, Depends(JsonBody(ShowRequest))]
+EmbedBody = Annotated[
+    EmbedRequest, Depends(JsonBody(EmbedRequest, EMBED_REFUSED, no_effect=EMBED_NO_EFFECT, most=MAX_BODY_BYTES))
+]
+EmbedPromptBody = Annotated[EmbedPromptRequest, Depends(JsonBody(EmbedPromptRequest, no_effect=EMBED_NO_EFFECT))]
+ShowBody = Annotated[ModelRequest, Depends(JsonBody(ModelRequest, no_effect=SHOW_NO_EFFECT))]
 
 
 @router.post("/chat")
@@ -210,8 +217,8 @@ async def embed(request: Request, state: AppState, wanted: EmbedBody) -> Json:
 
 
 @router.post("/embeddings")
-async def embed_one(request: Request, state: AppState, wanted: EmbedBody) -> Json:
-    body = {"input": wanted.prompt if wanted.input is None else wanted.input, "model": wanted.served_name}
+async def embed_one(request: Request, state: AppState, wanted: EmbedPromptBody) -> Json:
+    body = {"input": wanted.prompt, "model": wanted.served_name}
     made = await while_connected(request, embeddings(parse(body, EmbeddingRequest), state.library.embedder))
     return {"embedding": made["data"][0]["embedding"]}
 

@@ -146,7 +146,10 @@ def test_vectors_are_those_of_the_other_api(theirs: ollama.Client, plain: httpx.
         ("chat", {"messages": "x"}, "messages"),
         ("generate", {"prompt": "a", "raw": True}, "raw"), ("generate", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("generate", {"prompt": "a", "context": [1]}, "context"), ("generate", {"prompt": 3}, "prompt"),
-        ("embed", {"input": []}, "input"), ("embed", {"input": 3}, "input"), ("show", {"verbose": "yes"}, "verbose"),
+        ("embed", {"input": []}, "input"), ("embed", {"input": 3}, "input"), ("embed", {}, "input"),
+        ("embed", {"input": "a", "truncate": False}, "truncate"), ("embed", {"input": "a", "prompt": "b"}, "prompt"),
+        ("embeddings", {"prompt": "a", "dimensions": 3}, "dimensions"), ("show", {"system": "x"}, "system"),
+        ("chat", {"messages": HELLO, "options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
