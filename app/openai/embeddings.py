@@ -174,5 +174,4 @@ async def rerank(request: RerankRequest, embedder: Embedder) -> dict[str, Any]:
             for at in order
         ],
         "usage": {"prompt_tokens": pieces, "total_tokens": pieces},
-        "meta": {"billed_units": {"search_units": 1}},
     }

@@ -51,7 +51,8 @@ def test_a_bad_rerank_is_refused_by_name(ana: httpx.Client, body: dict[str, Any]
 
 
 def test_a_rerank_by_another_model_is_refused(ana: httpx.Client) -> None:
-    error(post(ana, "rerank", model="rerank-v3.5", query="q", documents=["a"]), 404, "model_not_found", "model")
+    reply = post(ana, "rerank", model="rerank-v3.5", query="q", documents=["a"])
+    assert "rerank-v3.5" in error(reply, 404, "model_not_found", "model")
 
 
 def test_a_text_goes_to_tokens_and_back(ana: httpx.Client) -> None:
