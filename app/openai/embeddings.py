@@ -43,21 +43,12 @@ class EmbeddingRequest(BaseModel):
     @classmethod
     def _texts(cls, value: Any) -> Any:
         texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not 1 <= len(texts) <= MAX_TEXTS:
-            had = f"a list of {len(texts)}" if isinstance(texts, list) else f"{value!r:.60}"
-            raise invalid("input", f"input is {had}; accepted: {_ACCEPTED}.")
-        for at, text in enumerate(texts):
-            if isinstance(text, int | list):
-                raise invalid(
-                    "input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}. LangChain "
-                    "sends texts with check_embedding_ctx_length=False.",
-                )  # fmt: skip
-            if not isinstance(text, str) or not text:
-                raise invalid("input", f"input[{at}] is {text!r:.60}; accepted: a non-empty string.")
-            if len(text) > MAX_CHARACTERS:
-                message = f"input[{at}] has {len(text)} characters; accepted: at most {MAX_CHARACTERS}."
-                raise invalid("input", message, "context_length_exceeded")
-        return texts
+        if isinstance(texts, list) and any(isinstance(text, int | list) for text in texts[:MAX_TEXTS]):
+            raise invalid(
+                "input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}. LangChain "
+                "sends texts with check_embedding_ctx_length=False.",
+            )  # fmt: skip
+        return _checked_texts("input", texts, MAX_TEXTS, _ACCEPTED)
 
 
 async def embeddings(request: EmbeddingRequest, embedder: Embedder) -> dict[str, Any]:
@@ -85,6 +76,24 @@ async def embeddings(request: EmbeddingRequest, embedder: Embedder) -> dict[str,
         "model": embedder.name,
         "usage": {"prompt_tokens": pieces, "total_tokens": pieces},
     }
+
+
+def _checked_texts(field: str, texts: Any, most: int, accepted: str, *, blank: bool = True) -> Any:
+    """Returns a list of at most `most` texts, none of them empty (nor, without `blank`, white space alone) or too long.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    if not isinstance(texts, list) or not 1 <= len(texts) <= most:
+        had = f"a list of {len(texts)}" if isinstance(texts, list) else f"{texts!r:.60}"
+        raise invalid(field, f"{field} is {had}; accepted: {accepted}.")
+    for at, text in enumerate(texts):
+        if not isinstance(text, str) or not (text if blank else text.strip()):
+            raise invalid(field, f"{field}[{at}] is {text!r:.60}; accepted: {accepted}.")
+        if len(text) > MAX_CHARACTERS:
+            message = f"{field}[{at}] has {len(text)} characters; accepted: at most {MAX_CHARACTERS}."
+            raise invalid(field, message, "context_length_exceeded")
+    return texts
 
 
 def _check_model(name: str, embedder: Embedder) -> None:
@@ -132,17 +141,9 @@ class RerankRequest(BaseModel):
     @field_validator("documents", mode="before")
     @classmethod
     def _texts(cls, value: Any) -> Any:
-        if not isinstance(value, list) or not 1 <= len(value) <= MAX_DOCUMENTS:
-            had = f"a list of {len(value)}" if isinstance(value, list) else f"{value!r:.60}"
-            raise invalid("documents", f"documents is {had}; accepted: {_DOCUMENTS}.")
-        texts = [one["text"] if isinstance(one, dict) and one.keys() == {"text"} else one for one in value]
-        for at, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise invalid("documents", f"documents[{at}] is {text!r:.60}; accepted: {_DOCUMENTS}.")
-            if len(text) > MAX_CHARACTERS:
-                message = f"documents[{at}] has {len(text)} characters; accepted: at most {MAX_CHARACTERS}."
-                raise invalid("documents", message, "context_length_exceeded")
-        return texts
+        if isinstance(value, list):
+            value = [one["text"] if isinstance(one, dict) and one.keys() == {"text"} else one for one in value]
+        return _checked_texts("documents", value, MAX_DOCUMENTS, _DOCUMENTS, blank=False)
 
 
 async def rerank(request: RerankRequest, embedder: Embedder) -> dict[str, Any]:
