@@ -99,30 +99,19 @@ def test_a_block_takes_the_memory_that_is_told() -> None:
         assert kind(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, name)
 
 
-@pytest.mark.parametrize("coding", ["int8", "fp8"])
-async def test_chunks_preemption_and_tiers_change_nothing_in_8_bits_either(
-    random_model: Path, tmp_path: Path, coding: Coding
+@pytest.mark.parametrize(
+    ("model", "kv_dtype"), [("random_model", "int8"), ("random_model", "fp8"), ("random_hybrid", "auto")]
+)
+async def test_chunks_preemption_and_tiers_change_nothing_in_other_caches_either(
+    request: pytest.FixtureRequest, tmp_path: Path, model: str, kv_dtype: KvDType
 ) -> None:
+    path = request.getfixturevalue(model)
     prompts = [prompt(text, length) for text in range(3) for length in (20, 45, 70)]
-    async with await Engine.start(config(random_model, kv_dtype=coding, kv_blocks=64, prefix_cache=False)) as fresh:
+    async with await Engine.start(config(path, kv_dtype=kv_dtype, kv_blocks=64, prefix_cache=False)) as fresh:
         answers = [await ask(fresh, tokens) for tokens in prompts]
     below = {"kv_host_bytes": 20_000, "kv_disk_bytes": 1 << 20, "kv_dir": str(tmp_path)}
-    crowded = config(random_model, kv_dtype=coding, kv_blocks=24, max_batch_tokens=16, **below)
+    crowded = config(path, kv_dtype=kv_dtype, kv_blocks=24, max_batch_tokens=16, **below)
     async with await Engine.start(crowded) as engine:
-        assert engine._core._tiers is not None
-        engine._core._tiers.rates = Eager()
-        for _ in range(2):
-            assert await asyncio.gather(*(ask(engine, tokens) for tokens in prompts)) == answers
-        stats = await engine.stats()
-        assert stats.tiers.host_hit_blocks + stats.tiers.disk_hit_blocks > 0
-
-
-async def test_preemption_and_tiers_keep_what_convolutions_mix(random_hybrid: Path, tmp_path: Path) -> None:
-    prompts = [prompt(text, length) for text in range(3) for length in (20, 45, 70)]
-    async with await Engine.start(config(random_hybrid, kv_blocks=64, prefix_cache=False)) as fresh:
-        answers = [await ask(fresh, tokens) for tokens in prompts]
-    below = {"kv_host_bytes": 20_000, "kv_disk_bytes": 1 << 20, "kv_dir": str(tmp_path)}
-    async with await Engine.start(config(random_hybrid, kv_blocks=24, max_batch_tokens=16, **below)) as engine:
         assert engine._core._tiers is not None
         engine._core._tiers.rates = Eager()
         for _ in range(2):
