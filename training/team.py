@@ -6,8 +6,10 @@ On a CPU the small operations of a small model leave a second thread waiting: tw
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,7 +51,16 @@ def start(size: int, job: Callable[..., None], *arguments: object) -> None:
         spawn(_join, (size, f"file://{meeting}/members", job, arguments), nprocs=size)
 
 
+def _leave_with_parent() -> None:
+    """Ends this process with the one that started it: a member left behind would go on and write checkpoints."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "members are started by `start`"
+    parent.join()
+    os._exit(1)
+
+
 def _join(rank: int, size: int, meeting: str, job: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) >= size:
         os.sched_setaffinity(0, cores[rank::size])

@@ -231,12 +231,20 @@ class Trainer:
         self.done += 1
         return float(loss_sum / weight_sum)
 
+    def _forget_later_losses(self) -> None:
+        """Removes from the log the steps after the checkpoint, which come again."""
+        log = self.work / "losses.jsonl"
+        lines = log.read_text("utf-8").splitlines(keepends=True) if log.exists() else []
+        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.done), "utf-8")
+
     def run(self, until: int | None = None) -> None:
         """Trains to the end of the plan (or to step `until`), with a line of log every ten steps."""
         self.work.mkdir(parents=True, exist_ok=True)
         end = min(until or self.plan.steps, self.plan.steps)
         falls = int(self.plan.steps * (1 - self.plan.fall))
         began = saved = time.monotonic()
+        if not self.team.rank:
+            self._forget_later_losses()
         with (self.work / "losses.jsonl").open("a") as log:
             for batches in self.reader.read(self.done, end):
                 loss = self.step(batches)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -53,10 +57,13 @@ def test_a_resumed_run_ends_with_the_same_bits(tiny_tokenizer: Tokenizer, tmp_pa
     whole = Trainer(PLAN, tiny_tokenizer, tmp_path / "whole")
     whole.run()
     Trainer(PLAN, tiny_tokenizer, tmp_path / "parts").run(until=3)
+    log = tmp_path / "parts" / "losses.jsonl"
+    log.write_text('{"step": 2}\n{"step": 5}\n')  # the run was killed two steps after its checkpoint
     resumed = Trainer(PLAN, tiny_tokenizer, tmp_path / "parts")
     resumed.resume()
     assert resumed.done == 3
     resumed.run()
+    assert log.read_text() == '{"step": 2}\n'
     assert all(torch.equal(a, b) for a, b in zip(weights(whole), weights(resumed), strict=True))
     assert whole.tokens == resumed.tokens
 
@@ -143,6 +150,25 @@ def test_a_team_shares_the_rows_out_evenly(tiny_tokenizer: Tokenizer) -> None:
     assert sorted(map(str, first + second)) == sorted(map(str, rows))
     tokens = [sum(len(ids) for ids, _ in part) for part in (first, second)]
     assert abs(tokens[0] - tokens[1]) <= len(rows[0][0])
+
+
+def stays(member: team.Team, started: Path) -> None:
+    """Says its process's number, and goes on for ever."""
+    (started / str(member.rank)).write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
+
+
+def test_members_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    starter = get_context("spawn").Process(target=team.start, args=(2, stays, tmp_path))
+    starter.start()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    members = [psutil.Process(int(each.read_text())) for each in tmp_path.iterdir()]
+    starter.kill()
+    gone, alive = psutil.wait_procs(members, timeout=20)
+    assert len(gone) == 2 and not alive
 
 
 def test_a_team_of_two_learns_what_one_learns(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
