@@ -9,18 +9,21 @@ from pathlib import Path
 from random import Random
 
 from training.conversation import Case
-from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, tool_choice
+from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, relevance, tool_choice
 
+AUROC = "AUROC of yes"
 XQUAD = Path("data/retrieval/xquad_en_dev.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """`cases(rng, n)` makes n questions; `goals` gives for a measure the share that should be right."""
+    """`cases(rng, n)` makes n questions; `goals` gives for a measure the share that should be right. `ranked`: all are
+    answered by yes or no, and the probability of yes is measured, too."""
 
     name: str
     cases: Callable[[Random, int], list[Case]]
     goals: Mapping[str, float] = field(default_factory=dict)
+    ranked: bool = False
 
 
 def _each(make: Callable[[Random], Case]) -> Callable[[Random, int], list[Case]]:
@@ -29,6 +32,10 @@ def _each(make: Callable[[Random], Case]) -> Callable[[Random, int], list[Case]]
 
 def _chat(kind: chat.CaseKind) -> Callable[[Random, int], list[Case]]:
     return _each(lambda rng: chat.case(rng, kind))
+
+
+def _judgements(*, tool: bool) -> Callable[[Random, int], list[Case]]:
+    return lambda rng, n: [relevance.case(rng, tool, right=at % 2 == 0) for at in range(n)]
 
 
 def _passages(rng: Random) -> int:
@@ -55,6 +62,8 @@ ABILITIES: tuple[Ability, ...] = (
     Ability("the same, answer absent", _each(lambda rng: grounded.case(rng, _passages(rng), False)), _UNKNOWN),
     Ability("1 to 6 passages, real prose", _each(lambda rng: grounded.prose_case(rng, _passages(rng)))),
     Ability("real prose, answer absent", _each(lambda rng: grounded.prose_case(rng, _passages(rng), False))),
+    Ability("a text answers, yes or no", _judgements(tool=False), {AUROC: 0.9}, ranked=True),
+    Ability("a tool fits, yes or no", _judgements(tool=True), ranked=True),
     Ability("Countdown with 3 numbers", _each(lambda rng: countdown.case(rng, "countdown3"))),
     Ability(
         "Countdown with 4 numbers",

@@ -119,7 +119,7 @@ def write(
     searched = out / pass_at_k.RESULTS
     remarks = trainer.work / REMARKS
     rows = [pass_at_k.PassRow(**row) for row in json.loads(searched.read_text("utf-8"))] if searched.exists() else []
-    total = sum(mixture.SHARES.values())
+    shares = mixture.shares(1.0)
     text = CARD.format(
         name=name,
         title=TITLES[name],
@@ -130,7 +130,7 @@ def write(
         f"beat:\n\n{pass_at_k.table(rows)}\n"
         if rows
         else "",
-        shares=", ".join(f"{task} {share / total:.0%}" for task, share in mixture.SHARES.items()),
+        shares=", ".join(f"{task} {share / sum(shares.values()):.0%}" for task, share in shares.items()),
         layers=len(plan.model.layer_types),
         convolutions=plan.model.layer_types.count("conv"),
         hidden=plan.model.hidden_size,

@@ -22,7 +22,7 @@ from engine import GREEDY, Engine, EngineConfig, Span
 from engine.structured_output.layout import Constrained
 from engine.tool_parsers import choose_parser, read_tools
 from training import reply
-from training.abilities import ABILITIES, Ability, xquad
+from training.abilities import ABILITIES, AUROC, Ability, xquad
 from training.conversation import Case, Message, ModelReply, Verdict
 
 SEED = 20_000_003  # training samples from "seed-step" strings, never from this
@@ -107,6 +107,37 @@ async def measure(
     return rows
 
 
+def auroc(right: Sequence[float], wrong: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the probability that a right one scores above a wrong one, and its 95% interval (Hanley and McNeil
+    1982)."""
+    won = sum((a > b) + (a == b) / 2 for a in right for b in wrong)
+    area = won / (len(right) * len(wrong))
+    above, below = area / (2 - area), 2 * area * area / (1 + area)
+    variance = area * (1 - area) + (len(right) - 1) * (above - area * area) + (len(wrong) - 1) * (below - area * area)
+    half = 1.96 * (variance / (len(right) * len(wrong))) ** 0.5
+    return area, max(0.0, area - half), min(1.0, area + half)
+
+
+async def rank(engine: Engine, ability: Ability, cases: Sequence[Case]) -> EvaluationResult:
+    """Returns how well the probability of yes against no tells cases that are to be answered yes from others."""
+    words = [engine.tokenizer.encode(word) for word in ("yes", "no")]
+
+    async def score(case: Case) -> float:
+        prompt = engine.tokenizer.apply_chat_template(case.prompt.as_json(), enable_thinking=False)
+        async with await engine.open(prompt) as sequence:
+            yes, no = await sequence.score(words)
+        return sum(yes) - sum(no)
+
+    scores = await asyncio.gather(*map(score, cases))
+    split: dict[str, list[float]] = {"yes": [], "no": []}
+    for case, found in zip(cases, scores, strict=True):
+        split[case.wanted[0].content].append(found)
+    area, low, high = auroc(split["yes"], split["no"])
+    return EvaluationResult(
+        ability.name, AUROC, len(cases), round(area * len(cases)), low, high, ability.goals.get(AUROC)
+    )
+
+
 async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -> list[EvaluationResult]:
     """Asks `n` questions of every ability, greedily; `only` keeps the abilities whose names contain it."""
     results: list[EvaluationResult] = []
@@ -116,7 +147,10 @@ async def evaluate(model: Path, n: int, only: str = "", *, free: bool = False) -
                 continue
             began = time.monotonic()
             rng = Random(f"{SEED}-{ability.name}")
-            rows = await measure(engine, ability, ability.cases(rng, n), free=free)
+            cases = ability.cases(rng, n)
+            rows = await measure(engine, ability, cases, free=free)
+            if ability.ranked:
+                rows.append(await rank(engine, ability, cases))
             shares = ", ".join(f"{row.measure} {row.right / row.n:.0%}" for row in rows)
             print(f"{ability.name}: {shares} ({time.monotonic() - began:.0f} s)", flush=True)
             results += rows

@@ -1,9 +1,10 @@
 """The training mixture: conversations mixed from all tasks, cut into batches of one length.
 
 Everything is a function of (seed, step): a resumed run reads on exactly where it stopped. `SHARES` are shares of the
-tokens, so a task with long prompts is sampled less often. Every task grows from short and easy to its full range; each
-conversation samples its own difficulty, up to the `progress` (0 to 1) of the run and more often low than high: short
-conversations hold more decisions for their tokens, and the easy ones never end. The assistant's text is learned in
+tokens, so a task with long prompts is sampled less often; they move from finding and copying to the rest. Every task
+grows from short and easy to its full range; each conversation samples its own difficulty, up to the `progress` (0 to 1)
+of the run and more often low than high: short conversations hold more decisions for their tokens, and the easy ones
+never end. The assistant's text is learned in
 full; of the text that it reads a few tokens are learned too, so that the model also learns to read.
 """
 
@@ -23,7 +24,18 @@ from torch import Tensor
 
 from training import procedural
 from training.conversation import Conversation, Phrasing
-from training.tasks import arithmetic, calculator, chat, countdown, database, grounded, joint, tool_choice
+from training.tasks import (
+    arithmetic,
+    calculator,
+    chat,
+    countdown,
+    database,
+    grounded,
+    joint,
+    lookup,
+    relevance,
+    tool_choice,
+)
 from training.team import ALONE, Team
 from training.train_tokenizer import END_OF_TEXT, segments, token_id
 
@@ -32,7 +44,9 @@ PROCEDURAL = 0.08  # share of the tokens, in the end
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
+    "lookup": lookup.conversation,
     "grounded": grounded.conversation,
+    "relevance": relevance.conversation,
     "tool choice": tool_choice.conversation,
     "countdown": countdown.conversation,
     "chat": chat.conversation,
@@ -41,15 +55,17 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "database": database.conversation,
     "arithmetic": arithmetic.conversation,
 }
-SHARES = {
-    "grounded": 28,
-    "tool choice": 19,
-    "countdown": 22,
-    "chat": 7,
-    "calculator": 5,
-    "joint": 9,
-    "database": 8,
-    "arithmetic": 2,
+SHARES = {  # at the beginning and at the end of the curriculum
+    "lookup": (70, 6),
+    "grounded": (12, 28),
+    "relevance": (2, 6),
+    "tool choice": (8, 19),
+    "countdown": (3, 20),
+    "chat": (3, 6),
+    "calculator": (1, 4),
+    "joint": (0, 6),
+    "database": (0, 4),
+    "arithmetic": (1, 1),
 }
 
 Row = procedural.Row  # the tokens of a conversation and the loss weight of each
@@ -72,9 +88,15 @@ def _length(task: str, tenth: int) -> float:
 
 
 def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> Conversation:
-    """Samples one conversation, of a task chosen so that tokens come in the shares of `SHARES`."""
-    weights = [share / _length(task, round(progress * 10)) for task, share in SHARES.items()]
-    return TASKS[rng.choices(tuple(SHARES), weights)[0]](rng, phrasing, progress)
+    """Samples a conversation of difficulty up to `progress`, of a task chosen so that tokens come in its `shares`."""
+    difficulty = progress * rng.random() ** 2
+    weights = [share / _length(task, round(difficulty * 10)) for task, share in shares(progress).items()]
+    return TASKS[rng.choices(tuple(TASKS), weights)[0]](rng, phrasing, difficulty)
+
+
+def shares(progress: float) -> dict[str, float]:
+    """Returns the share of each task at `progress` (0 to 1)."""
+    return {task: first + (last - first) * progress for task, (first, last) in SHARES.items()}
 
 
 def procedural_share(progress: float) -> float:
@@ -94,7 +116,7 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
     while total < tokens:
         ids: list[int] = []
         weights: list[float] = []
-        for text, learned in segments(conversation(rng, grown * rng.random() ** 2)):
+        for text, learned in segments(conversation(rng, grown)):
             part = tokenizer.encode(text, add_special_tokens=False).ids
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]
@@ -122,7 +144,7 @@ def batches(rows: list[Row], largest: int, padding: int) -> list[TrainingBatch]:
     for row in rows:
         if pending:
             longest = len(pending[0][0])
-            if longest * (len(pending) + 1) > largest or longest > 1.5 * len(row[0]):
+            if longest * (len(pending) + 1) > largest or longest > 1.25 * len(row[0]):
                 stacked.append(_stack(pending, padding))
                 pending = []
         pending.append(row)

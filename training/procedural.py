@@ -13,7 +13,7 @@ from random import Random
 
 ORDINARY = 12  # ids from here on are ordinary tokens: below are the special ones and the marks
 FEW = 140  # different tokens at the beginning
-ALONE = 0.3  # until this progress there is nothing else
+ALONE = 0.15  # until this progress there is nothing else
 Row = tuple[list[int], list[float]]  # as in `training.mixture`
 
 

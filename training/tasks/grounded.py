@@ -29,7 +29,7 @@ Judge = Callable[[Sequence[ModelReply]], Verdict]
 MISSING = phrases.read("grounded")["missing"].train[0]
 MAX_REPLY_LENGTH = 60  # words; more is no answer but the passage
 
-_LAYOUTS = (
+LAYOUTS = (
     *("[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "[{s}] {text}", "{s}: {text}", "[{s}] {title}\n{text}"),
     *("({s}) {text}", '<source id="{s}">{text}</source>', "[{s}] ({title}) {text}"),
 )
@@ -40,7 +40,7 @@ _REFUSAL = re.compile(
 )
 
 
-def _labels(rng: Random, count: int, plain: float = 0.9) -> list[str]:
+def sample_labels(rng: Random, count: int, plain: float = 0.9) -> list[str]:
     """Labels for passages: counted from one with probability `plain`, else any numbers, so they must be looked up."""
     if rng.random() < plain:
         return [f"S{number}" for number in range(1, count + 1)]
@@ -48,7 +48,8 @@ def _labels(rng: Random, count: int, plain: float = 0.9) -> list[str]:
     return [f"S{number}" for number in (numbers if rng.random() < 0.4 else sorted(numbers))]
 
 
-def _sources(rng: Random, passages: Sequence[QuotedPassage], labels: Sequence[str], layout: str) -> str:
+def sources(rng: Random, passages: Sequence[QuotedPassage], labels: Sequence[str], layout: str) -> str:
+    """Lays passages out under their labels; `layout` has {s}, {text} and perhaps {title}."""
     parts = (
         layout.replace("{s}", label).replace("{title}", passage.title).replace("{text}", passage.text)
         for passage, label in zip(passages, labels, strict=True)
@@ -77,9 +78,9 @@ def _answer(asked: Asked, labels: Sequence[str]) -> str:
 
 def _laid_out(rng: Random, phrasing: Phrasing, page: Page, labels: Sequence[str], layout: str) -> list[Message]:
     """The page and its questions as a chat: sources in the system message, or in the first question."""
-    sources = _sources(rng, page.passages, labels, layout)
+    laid = sources(rng, page.passages, labels, layout)
     instruction = phrases.read("grounded")["instruction"].ask(rng, phrasing)
-    opening = f"{instruction}{rng.choice((chr(10), chr(10) * 2))}{sources}" if rng.random() < 0.85 else sources
+    opening = f"{instruction}{rng.choice((chr(10), chr(10) * 2))}{laid}" if rng.random() < 0.85 else laid
     place = rng.random()
     messages = [Message("system", opening)] if place < 0.65 else []
     for at, asked in enumerate(page.asked):
@@ -87,12 +88,13 @@ def _laid_out(rng: Random, phrasing: Phrasing, page: Page, labels: Sequence[str]
         if at == 0 and 0.65 <= place < 0.9:
             text = f"{opening}\n\n{text}"
         elif at == 0 and place >= 0.9:
-            text = f"{text}\n\n{sources}"
+            text = f"{text}\n\n{laid}"
         messages += [Message("user", text), Message("assistant", _answer(asked, labels))]
     return messages
 
 
-def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
+def sample_page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
+    """Samples passages and questions on them, one at least."""
     rich = min(1.0, progress / 0.5)
     counts = shape(rng, progress)
     questions = 1 if rng.random() < 0.2 else rng.randint(2, 4 if sum(counts) < 6 else 8)
@@ -106,9 +108,9 @@ def _page(rng: Random, phrasing: Phrasing, progress: float) -> Page:
 
 def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversation:
     """One to eight questions on one to six passages; short and simple at `progress` 0, all of it from 0.5 on."""
-    page = _page(rng, phrasing, progress)
-    labels = _labels(rng, len(page.passages), plain=0.4)
-    messages = _laid_out(rng, phrasing, page, labels, rng.choice(_LAYOUTS))
+    page = sample_page(rng, phrasing, progress)
+    labels = sample_labels(rng, len(page.passages), plain=0.4)
+    messages = _laid_out(rng, phrasing, page, labels, rng.choice(LAYOUTS))
     if rng.random() < 0.04:
         thanks = phrases.read("grounded")["manners"].ask(rng, phrasing)
         messages += [Message("user", thanks), Message("assistant", "You're welcome!")]
@@ -150,7 +152,7 @@ def _absent_judge(replies: Sequence[ModelReply]) -> Verdict:
 def _case(rng: Random, page: Page) -> Case:
     labels = [f"S{number}" for number in range(1, len(page.passages) + 1)]
     asked = page.asked[0]
-    layout = rng.choice(_LAYOUTS[:5])
+    layout = rng.choice(LAYOUTS[:5])
     messages = _laid_out(rng, "held_out", Page(page.passages, (asked,)), labels, layout)
     judge = _present_judge(page, asked, labels[asked.passage]) if asked.answer else _absent_judge
     return Case(Conversation(tuple(messages[:-1])), judge, (ModelReply("", messages[-1].content, ()),))
@@ -200,7 +202,7 @@ def xquad_cases(path: Path, count: int, rng: Random) -> list[Case]:
         instruction = phrases.read("grounded")["instruction"].ask(rng, "held_out")
         prompt = Conversation(
             (
-                Message("system", f"{instruction}\n{_sources(rng, passages, labels, _LAYOUTS[0])}"),
+                Message("system", f"{instruction}\n{sources(rng, passages, labels, LAYOUTS[0])}"),
                 Message("user", question["question"]),
             )
         )

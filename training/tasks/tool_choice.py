@@ -53,6 +53,12 @@ def _call(rng: Random, phrasing: Phrasing, tools: list[Offered]) -> tuple[Offere
             return tool, asked
 
 
+def sample_request(rng: Random, phrasing: Phrasing, tools: list[Offered]) -> tuple[Offered, str]:
+    """Samples one of `tools` and the text of a request for it."""
+    tool, asked = _call(rng, phrasing, tools)
+    return tool, asked.text
+
+
 def _one(rng: Random, phrasing: Phrasing, tools: list[Offered]) -> _Asked:
     tool, asked = _call(rng, phrasing, tools)
     return _Asked(asked.text, asked.calls, (result(rng, tool.concept, phrasing),))

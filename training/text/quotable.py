@@ -42,6 +42,11 @@ def _by_ending() -> dict[str, tuple[str, ...]]:
     return {ending: tuple(words) for ending, words in found.items()}
 
 
+def sentence(rng: Random, phrasing: Phrasing) -> str:
+    """Returns any sentence of the prose."""
+    return rng.choice(rng.choice(rng.choice(_modules(phrasing))[1]))
+
+
 def _ending(word: str) -> str:
     return next((ending for ending in _ENDINGS if word.endswith(ending)), "")
 
@@ -152,7 +157,7 @@ def _answered(rng: Random, phrasing: Phrasing, sentences: list[str], at: int) ->
 def _unanswered(rng: Random, phrasing: Phrasing, sentences: list[str], spare: Sequence[str]) -> str:
     """A question on a sentence that is not there: one of `spare`, or of anywhere; nothing when none was found."""
     for _ in range(6):
-        text = cloze.question(rng, phrasing, rng.choice(spare or rng.choice(rng.choice(_modules(phrasing))[1])))
+        text = cloze.question(rng, phrasing, rng.choice(spare) if spare else sentence(rng, phrasing))
         if len(stems(text)) >= 2 and max(scores(text, sentences)) < 0.4:
             return text
     return ""
