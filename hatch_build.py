@@ -43,12 +43,13 @@ def build_kernels(root: Path) -> list[Path]:
     compiling = importlib.util.module_from_spec(spec)  # by itself: the packages that the engine imports are not here
     spec.loader.exec_module(compiling)
     compiler = compiling.compiler()
-    if compiler is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+    instruction_sets = compiling.MACHINES.get(platform.machine(), {}) if platform.system() == "Linux" else {}
+    if compiler is None or not instruction_sets:
         return []
     folder = root / "build" / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return [compiling.compiled(instructions, compiler, folder) for instructions in compiling.OPTIONS]
+        return [compiling.compiled(instructions, compiler, folder) for instructions in instruction_sets]
     except (OSError, subprocess.SubprocessError) as error:  # an old compiler: the user's may do
         print(f"The CPU kernels were left out of the wheel: {error}", file=sys.stderr)
         return []

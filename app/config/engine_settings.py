@@ -101,8 +101,8 @@ class EngineSettings(BaseModel):
         "auto",
         "the kernels: our own where they run the model, or torch's",
         more="our own are in Triton on CUDA, which wants a C compiler and Python's headers, and says so where they are "
-        "missing; on a CPU in C++, where the processor has AVX2 and the wheel brought them or there is a C++ compiler. "
-        "`triton` refuses to start where those cannot run",
+        "missing; on a CPU in C++, where the processor has AVX2 or NEON and the wheel brought them or there is a C++ "
+        "compiler. `triton` refuses to start where those cannot run",
         accepts="auto, torch or triton",
     )
     quantization: Literal["none", "int8", "int4"] = setting(

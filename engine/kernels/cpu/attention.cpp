@@ -209,7 +209,7 @@ class Task {
   void fetch(int turn) const {
     for (int row = turn / 2 * ahead_ / 16; row < (turn / 2 + 1) * ahead_ / 16; ++row)
       for (int64_t byte = turn % 2 * 64; byte < ahead_bytes_; byte += 128)
-        _mm_prefetch(ahead_rows_[row] + byte, _MM_HINT_T1);
+        __builtin_prefetch(ahead_rows_[row] + byte, 0, 2);
   }
 
   // Copies a chunk of several heads: keys to [head][64][width], values as pack_values has them to [head].

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from engine.kernels.cpu.compiling import BUILT, COMPILE_S, compiled, compiler, file_name
+from engine.kernels.cpu.compiling import BUILT, COMPILE_S, MACHINES, compiled, compiler, file_name
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ def library() -> ctypes.CDLL | None:
 
 def instruction_sets() -> list[str]:
     """Returns those of `compiling.OPTIONS` that the processor has, the fastest first."""
+    if platform.machine() == "aarch64":
+        return ["NEON-DOTPROD", "NEON"] if "asimddp" in _features() else ["NEON"]
     has = {
         "AMX": torch.cpu._is_avx512_bf16_supported() and torch.cpu._is_amx_tile_supported(),
         "AVX512-BF16": torch.cpu._is_avx512_bf16_supported(),
@@ -40,6 +42,13 @@ def instruction_sets() -> list[str]:
         "AVX2": torch.cpu._is_avx2_supported(),
     }
     return [each for each, there in has.items() if there]
+
+
+def _features() -> list[str]:
+    """Returns the processor's features, as Linux names them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    return next((line.partition(":")[2].split() for line in lines if line.startswith("Features")), [])
 
 
 def name() -> str:
@@ -74,8 +83,8 @@ def unavailable() -> str:
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return "the kernels are for Linux on x86-64"
+    if platform.system() != "Linux" or platform.machine() not in MACHINES:
+        return "the kernels are for Linux on x86-64 and aarch64"
     instructions = _chosen()
     if not instructions:
         return "the processor has no AVX2"

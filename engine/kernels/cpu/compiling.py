@@ -21,12 +21,21 @@ _VNNI = (
     *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
 )
 _BF16 = (*_VNNI, "-mavx512bf16")
-OPTIONS = {  # instruction sets, the fastest first; each processor that has one has those below it
-    "AMX": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
-    "AVX512-BF16": _BF16,
-    "AVX512-VNNI": _VNNI,
-    "AVX2": _AVX2,
+MACHINES: dict[
+    str, dict[str, tuple[str, ...]]
+] = {  # by machine: instruction sets, the fastest first; each processor that has one has those below it
+    "x86_64": {
+        "AMX": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        "AVX512-BF16": _BF16,
+        "AVX512-VNNI": _VNNI,
+        "AVX2": _AVX2,
+    },
+    "aarch64": {
+        "NEON-DOTPROD": (*_ALL, "-march=armv8.2-a+dotprod"),
+        "NEON": (*_ALL, "-march=armv8-a"),
+    },
 }
+OPTIONS = {name: options for sets in MACHINES.values() for name, options in sets.items()}
 COMPILE_S = 180.0
 
 

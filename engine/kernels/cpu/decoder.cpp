@@ -113,8 +113,14 @@ void run_layer(const Model& model, const Layer& layer, const Step& step, bf16* c
 
 extern "C" {
 
-// Asks the system for the tile registers. 0, or an error number.
-int ponder_start() { return static_cast<int>(syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* TILEDATA */)); }
+// Asks the system for the tile registers, where they are used. 0, or an error number.
+int ponder_start() {
+#ifdef __AMX_TILE__
+  return static_cast<int>(syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* TILEDATA */));
+#else
+  return 0;
+#endif
+}
 
 int64_t ponder_packed_bytes(int64_t out, int64_t in) { return ponder::packed_bytes(out, in); }
 

@@ -224,7 +224,7 @@ void linear_grouped(const bf16* packed, int64_t tokens, const Weight& weight, co
         const int64_t from = index / blocks * chunk;
         (weight.bits == 8 ? block_of<8> : block_of<4>)(work, index % blocks, from, std::min(from + chunk, tokens));
       }
-    _mm_sfence();
+    finish_streams();
   });
 }
 

@@ -138,7 +138,7 @@ void linear_int8(const bf16* packed, int64_t tokens, const Weight& weight, const
     for (int64_t first; (first = next.fetch_add(share)) < blocks;)
       for (int64_t block = first; block < std::min(first + share, blocks); ++block) block_of(work, block, configured);
     release_tiles();
-    _mm_sfence();
+    finish_streams();
   });
 }
 

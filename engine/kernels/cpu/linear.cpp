@@ -257,7 +257,7 @@ void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Dest
         many(work, index % work.blocks, from, std::min(from + chunk, tokens), configured);
       }
     release_tiles();
-    _mm_sfence();
+    finish_streams();
   });
 }
 

@@ -43,7 +43,7 @@ inline void multiply_some(const bf16* rows, const bf16* panel, int64_t steps, fl
         for (int i = 0; i < kBlocks; ++i) {
           const bf16* at = panel + (i * steps + step) * 1024 + half * 512 + pair * 32;
           weights[i] = load_ints(at);
-          _mm_prefetch(reinterpret_cast<const char*>(at) + kPairAhead, _MM_HINT_T0);
+          __builtin_prefetch(reinterpret_cast<const char*>(at) + kPairAhead, 0, 3);
         }
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {

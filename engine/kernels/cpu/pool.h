@@ -12,7 +12,6 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
-#include <immintrin.h>
 #include <mutex>
 #include <thread>
 
@@ -53,7 +52,7 @@ class Pool {
       const uint32_t left = left_.load(std::memory_order_acquire);
       if (left == 0) return;
       if (++spins < kSpins) {
-        _mm_pause();
+        pause();
         continue;
       }
       caller_sleeps_.store(true);
@@ -67,7 +66,7 @@ class Pool {
       uint32_t epoch;
       for (int spins = 0; (epoch = epoch_.load(std::memory_order_acquire)) == seen;) {
         if (++spins < kSpins) {
-          _mm_pause();
+          pause();
           continue;
         }
         sleeping_.fetch_add(1);
@@ -85,6 +84,14 @@ class Pool {
   }
   static void wake(std::atomic<uint32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
+
+  static void pause() {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#else
+    asm volatile("yield");
+#endif
   }
 
   std::mutex mutex_;

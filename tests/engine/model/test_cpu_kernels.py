@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from engine import EngineConfig
 from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import TiledWeight
-from engine.kernels.cpu.compiling import OPTIONS, file_name
+from engine.kernels.cpu.compiling import MACHINES, file_name
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
@@ -41,7 +42,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)
 
 
-@pytest.fixture(scope="module", params=OPTIONS)
+@pytest.fixture(scope="module", params=MACHINES.get(platform.machine(), ()))
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kernels as they are built for an instruction set: a processor with AMX runs all of them."""
     with kernels_for(request.param) as name:
