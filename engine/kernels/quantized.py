@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidParameter
-from engine.model.linear import Linear, Packing
+from engine.model.linear import Linear, PackAffine, Packing
+from engine.model.quantized_weight import AffineWeight
 
 WORDS = 32  # of a row in a block
 SMALL_GEMM_TOKENS, GEMM_TOKENS = 2, 128  # of a small gemm, of a gemm: see above
@@ -36,10 +37,11 @@ _GEMM_PROGRAMS = 264  # 2 for each
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight (out, in), rounded to `bits`; made by `quantize`.
+    """A weight (out, in), rounded to `bits`; made by `quantize`, or by `pack` of a checkpoint's own codes.
 
     `packed` is described above. `scales` is (out,) float32 where `group` is 0, one scale a row; else
-    (blocks * span / group, out) bfloat16, one for `group` columns. `bias` is (out,) or None.
+    (blocks * span / group, out) of 16 or 32 bits, one for `group` columns. `minimums`, float32 of the same shape, are
+    added to a group's weights. `bias` is (out,) or None.
     """
 
     packed: Tensor
@@ -48,10 +50,12 @@ class QuantizedWeight:
     group: int
     shape: tuple[int, int]
     bias: Tensor | None = None
+    minimums: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + self.scales.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        parts = (self.packed, self.scales, self.bias, self.minimums)
+        return sum(part.nbytes for part in parts if part is not None)
 
 
 def quantize(weight: Tensor, bits: int, group: int = 0, bias: Tensor | None = None) -> QuantizedWeight:
@@ -80,14 +84,51 @@ def quantize(weight: Tensor, bits: int, group: int = 0, bias: Tensor | None = No
         grouped = part.view(len(part), scales.shape[1], -1)
         scale = _scales(grouped, bits, bool(group))
         scales[first : first + rows] = scale.squeeze(-1)
-        rounded = _rounded(grouped, scale, bits).to(torch.int64) + (1 << (bits - 1))
-        fields = rounded.view(len(part), blocks, planes, WORDS)
-        words = torch.zeros(len(part), blocks, WORDS, dtype=torch.int64, device=weight.device)
-        for plane in range(planes):
-            words |= fields[:, :, plane] << (bits * plane)
-        packed[:, first : first + rows] = words.to(torch.int32).transpose(0, 1)  # the low 32 bits
+        packed[:, first : first + rows] = _words(_rounded(grouped, scale, bits) + (1 << (bits - 1)), bits)
     scales = scales.t().contiguous().bfloat16() if group else scales.view(out)
     return QuantizedWeight(packed, scales, bits, group, (out, width), bias)
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    """Packs codes of whole blocks, (rows, …), as words (blocks, rows, 32)."""
+    planes = 32 // bits
+    fields = codes.to(torch.int64).view(len(codes), -1, planes, WORDS)
+    words = torch.zeros(len(codes), fields.shape[1], WORDS, dtype=torch.int64, device=codes.device)
+    for plane in range(planes):
+        words |= fields[:, :, plane] << (bits * plane)
+    return words.to(torch.int32).transpose(0, 1)  # the low 32 bits
+
+
+def pack(weight: AffineWeight, bias: Tensor | None, device: torch.device) -> QuantizedWeight | None:
+    """Packs a checkpoint's own codes without rounding them again; None where the kernels do not have its groups.
+
+    Scales are float16 where that is what they were, else float32.
+    """
+    out, width = weight.codes.shape
+    whole_row = weight.group == width and weight.minimums is None and weight.zero == 1 << (weight.bits - 1)
+    group = 0 if whole_row else next((size for size in (128, 64, 32) if weight.group % size == 0), -1)
+    if group < 0:
+        return None
+    half, columns = 1 << (weight.bits - 1), WORDS * 32 // weight.bits
+    blocks = -(-width // columns)
+    packed = torch.empty(blocks, out, WORDS, dtype=torch.int32, device=device)
+    for first in range(0, out, rows := max(1, _WIDENED_AT_ONCE // (blocks * columns))):
+        codes = weight.codes[first : first + rows].to(device)
+        codes = torch.nn.functional.pad(codes, (0, blocks * columns - width), value=half)
+        packed[:, first : first + rows] = _words(codes, weight.bits)
+    if whole_row:
+        return QuantizedWeight(packed, weight.scales.view(out).to(device), weight.bits, 0, (out, width), bias)
+
+    def grouped(parts: Tensor) -> Tensor:
+        parts = parts.to(device).repeat_interleave(weight.group // group, 1)
+        return torch.nn.functional.pad(parts, (0, blocks * columns // group - parts.shape[1])).t().contiguous()
+
+    scales = grouped(weight.scales)
+    low = weight.scales * (half - weight.zero) + (0.0 if weight.minimums is None else weight.minimums)
+    minimums = grouped(low) if low.any() else None
+    if torch.equal(scales.half().float(), scales):
+        scales = scales.half()
+    return QuantizedWeight(packed, scales, weight.bits, group, (out, width), bias, minimums)
 
 
 def _scales(grouped: Tensor, bits: int, grouped_scales: bool) -> Tensor:
@@ -125,7 +166,10 @@ def dequantize(
         scales = weight.scales[:, rows].float().t().repeat_interleave(weight.group, 1)
     else:
         scales = weight.scales[rows, None]
-    return (integers * scales)[:, : weight.shape[1]].to(dtype)
+    values = integers * scales
+    if weight.minimums is not None:
+        values += weight.minimums[:, rows].t().repeat_interleave(weight.group, 1)
+    return values[:, : weight.shape[1]].to(dtype)
 
 
 def packing(quantization: Literal["int8", "int4"], *, invariant: bool = False) -> Packing:
@@ -135,11 +179,21 @@ def packing(quantization: Literal["int8", "int4"], *, invariant: bool = False) -
     the matrix is a small part of a large model (7% of Llama 3 8B). `invariant`: see `linear`.
     """
 
-    def pack(weight: Tensor, bias: Tensor | None, bits: int = 8) -> Linear:
+    def rounded(weight: Tensor, bias: Tensor | None, bits: int = 8) -> Linear:
         return partial(linear, weight=quantize(weight, bits, GROUP if bits == 4 else 0, bias), invariant=invariant)
 
-    inner = partial(pack, bits=4) if quantization == "int4" else pack
-    return Packing(inner, inner, head=pack)
+    inner = partial(rounded, bits=4) if quantization == "int4" else rounded
+    return Packing(inner, inner, head=rounded)
+
+
+def as_stored(device: torch.device, *, invariant: bool = False) -> PackAffine:
+    """Returns the layout of weights that a checkpoint has quantised already, for `Packing.affine`."""
+
+    def packed(weight: AffineWeight, bias: Tensor | None, gated: bool) -> Linear | None:
+        made = pack(weight, None if bias is None else bias.to(device), device)
+        return None if made is None else partial(linear, weight=made, invariant=invariant)
+
+    return packed
 
 
 def linear(x: Tensor, weight: QuantizedWeight, *, invariant: bool = False) -> Tensor:
@@ -187,7 +241,7 @@ def _small_gemm(x: Tensor, weight: QuantizedWeight, out: Tensor) -> None:
     rows //= splits
     whole = width % (WORDS * 32 // weight.bits) == 0 and height % rows == 0 and blocks % splits == 0
     small_gemm_kernel[(-(-height // rows),)](
-        *(x, weight.packed, weight.scales, weight.bias, out, height, width, blocks, x.stride(0)),
+        *(x, weight.packed, weight.scales, weight.minimums, weight.bias, out, height, width, blocks, x.stride(0)),
         bits=weight.bits,
         group=weight.group,
         tokens=len(x),
@@ -209,7 +263,8 @@ def _gemm(x: Tensor, weight: QuantizedWeight, out: Tensor, invariant: bool) -> N
         splits *= 2
     made = out if splits == 1 else x.new_empty(splits, tokens, height, dtype=torch.float32)
     gemm_kernel[across, down, splits](
-        *(x, weight.packed, weight.scales, weight.bias, made, tokens, height, width, blocks, x.stride(0)),
+        *(x, weight.packed, weight.scales, weight.minimums, weight.bias, made),
+        *(tokens, height, width, blocks, x.stride(0)),
         bits=weight.bits,
         group=weight.group,
         splits=splits,
@@ -237,7 +292,7 @@ def _widened(x: Tensor, weight: QuantizedWeight) -> Tensor:
     for first in range(0, height, at_once):
         rows = min(at_once, height - first)
         widen_kernel[-(-rows // BLOCK_ROWS), blocks](
-            *(weight.packed, weight.scales, wide, first, rows, height, width),
+            *(weight.packed, weight.scales, weight.minimums, wide, first, rows, height, width),
             bits=weight.bits,
             group=weight.group,
             block_rows=BLOCK_ROWS,

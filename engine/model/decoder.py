@@ -298,7 +298,8 @@ def _packing(
     if quantization != "none" and not tiled:
         raise InvalidParameter("quantization", native_layers.refusal(quantization, spec, dtype, device))
     if on_gpu:
-        return Packing(invariant, invariant) if deterministic else Packing(Dense, Dense)
+        dense = invariant if deterministic else Dense
+        return Packing(dense, dense, affine=quantized.as_stored(device, invariant=deterministic))
     return native_layers.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 
 

@@ -19,6 +19,7 @@ REPEATS = {1: 4, 2: 2}  # rows of a slot by tokens: x is widened once for them, 
 BLOCK_ROWS = 64  # outputs of a program on tensor cores
 STAGES = {16: 3, 32: 3, 64: 2}  # blocks on their way to it, by its tokens, whose x takes the shared memory
 SUM_BLOCK = 256
+FORMS = ((8, 0, "*fp32", False), (4, 64, "*bf16", False), (4, 128, "*fp16", True), (8, 32, "*fp16", False))
 
 
 def gemm_warps(block_tokens: int) -> int:
@@ -27,12 +28,14 @@ def gemm_warps(block_tokens: int) -> int:
 
 
 @triton.jit
-def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, scale, zero):
-    """Plane `plane` of words (rows, words) times `scale` (rows,), or as integers where `group` is 0; float32, exact.
+def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, scale, low, zero, fused: tl.constexpr):
+    """Plane `plane` of words (rows, words) times `scale` (rows,) and `low` (rows,) more, or as integers where `group`
+    is 0; float32, exact.
 
     Bits set below a fitting exponent are a float already, so that a mask and a fused multiplication by the scale widen
     a weight, where shifting, masking and converting would take more: at four bits arithmetic, not memory, limits a
-    kernel. Between bits 8 and 23 nothing is rounded on the way: 16 bits times the 8 of a bfloat16.
+    kernel. Between bits 8 and 23 nothing is rounded on the way: 16 bits times the 8 of a bfloat16. A scale of more bits
+    (not `fused`) takes a subtraction more.
     """
     shift: tl.constexpr = plane * bits
     at: tl.constexpr = 8 if bits == 8 else shift + 8 if shift < 8 else shift if shift < 20 else shift - 12
@@ -45,8 +48,10 @@ def _plane(words, plane: tl.constexpr, bits: tl.constexpr, group: tl.constexpr, 
     value = ((words & field) | (zero + ((150 - at) << 23))).to(tl.float32, bitcast=True)
     if group == 0:
         return value - offset
-    else:
+    elif fused:
         return value * scale[:, None] + (scale * -offset)[:, None]
+    else:
+        return (value - offset) * scale[:, None] + low[:, None]
 
 
 @triton.jit
@@ -54,6 +59,7 @@ def small_gemm_kernel(
     x,
     packed,
     scales,
+    minimums,  # of groups, or None
     bias,
     out,
     height,  # out features
@@ -73,6 +79,7 @@ def small_gemm_kernel(
     flight without a second pass. The next words are on their way while the last are multiplied.
     """
     planes: tl.constexpr = 32 // bits
+    fused: tl.constexpr = scales.dtype.element_ty == tl.bfloat16 and minimums is None
     each: tl.constexpr = SLOTS // splits
     together: tl.constexpr = planes if group == 0 else group // WORDS  # planes of a scale
     slot = tl.arange(0, SLOTS)
@@ -86,7 +93,7 @@ def small_gemm_kernel(
     first = tl.program_id(0) * (repeats * each) + slot % each
     places = packed + (block * height + first)[:, None] * WORDS + word
     columns = x + (block * (WORDS * planes))[:, None] + word
-    of_scales = scales + block * (planes // together) * height + first
+    of_groups = block * (planes // together) * height + first
     words, acc = (), ()
     for i in tl.static_range(repeats):
         if whole:
@@ -107,15 +114,20 @@ def small_gemm_kernel(
                 following += (tl.load(places + i * each * WORDS, mask=inside[:, None], other=0),)
         column = ((block + step) * (WORDS * planes))[:, None] + word
         for group_at in tl.static_range(planes // together):
-            factors = ()
+            factors, lows = (), ()
             for i in tl.static_range(repeats):
                 if group == 0:
                     factors += (0,)
                 elif whole:
-                    factors += (tl.load(of_scales + i * each).to(tl.float32),)
+                    factors += (tl.load(scales + of_groups + i * each).to(tl.float32),)
                 else:
                     inside = (first + i * each < height) & (block + step < blocks)
-                    factors += (tl.load(of_scales + i * each, mask=inside, other=0.0).to(tl.float32),)
+                    factors += (tl.load(scales + of_groups + i * each, mask=inside, other=0.0).to(tl.float32),)
+                if minimums is None:
+                    lows += (tl.zeros((SLOTS,), tl.float32),)
+                else:
+                    inside = (first + i * each < height) & (block + step < blocks)
+                    lows += (tl.load(minimums + of_groups + i * each, mask=inside, other=0.0).to(tl.float32),)
             for plane in tl.static_range(group_at * together, (group_at + 1) * together):
                 given = ()
                 for token in tl.static_range(tokens):
@@ -127,11 +139,11 @@ def small_gemm_kernel(
                         given += (tl.load(places_of, mask=known, other=0.0).to(tl.float32),)
                 summed = ()
                 for i in tl.static_range(repeats):
-                    weight = _plane(words[i], plane, bits, group, factors[i], zero)
+                    weight = _plane(words[i], plane, bits, group, factors[i], lows[i], zero, fused)
                     for token in tl.static_range(tokens):
                         summed += (acc[i * tokens + token] + weight * given[token],)
                 acc = summed
-            of_scales += height
+            of_groups += height
         columns += WORDS * planes
         words = following
     for i in tl.static_range(repeats):
@@ -157,6 +169,7 @@ def gemm_kernel(
     x,
     packed,
     scales,
+    minimums,
     bias,
     out,  # (tokens, height), or (splits, tokens, height) of float32 for `sum_kernel`
     tokens,
@@ -189,17 +202,23 @@ def gemm_kernel(
         words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
         for group_at in tl.static_range(planes // together):
             part = acc if group == 0 else tl.zeros((block_tokens, block_rows), tl.float32)
+            total = tl.zeros((block_tokens,), tl.float32)  # of the group's x, for minimums
             for plane in tl.static_range(group_at * together, (group_at + 1) * together):
                 column = block * (WORDS * planes) + plane * WORDS + word
                 known = given[:, None] & (column < width)[None, :]
                 states = tl.load(x + token[:, None] * x_stride + column[None, :], mask=known, other=0.0)
-                weight = _plane(words, plane, bits, 0, 0, zero).to(x.dtype.element_ty)
+                weight = _plane(words, plane, bits, 0, 0, 0, zero, False).to(x.dtype.element_ty)
                 part = dot(states, tl.trans(weight), part)
+                if minimums is not None:
+                    total += tl.sum(states.to(tl.float32), axis=1)
             if group == 0:
                 acc = part
             else:
                 place = (block * (planes // together) + group_at) * height + row
                 acc += part * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
+                if minimums is not None:
+                    low = tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
+                    acc += total[:, None] * low[None, :]
     mask = given[:, None] & inside[None, :]
     if splits > 1:
         tl.store(out + (split * tokens + token).to(tl.int64)[:, None] * height + row[None, :], acc, mask=mask)
@@ -225,7 +244,17 @@ def sum_kernel(
 
 @triton.jit
 def widen_kernel(
-    packed, scales, out, first, rows, height, width, bits: tl.constexpr, group: tl.constexpr, block_rows: tl.constexpr
+    packed,
+    scales,
+    minimums,
+    out,
+    first,
+    rows,
+    height,
+    width,
+    bits: tl.constexpr,
+    group: tl.constexpr,
+    block_rows: tl.constexpr,
 ):
     """Writes rows `first` to `first + rows` as (rows, width) of out's type: one block of columns a program."""
     planes: tl.constexpr = 32 // bits
@@ -239,36 +268,41 @@ def widen_kernel(
     for plane in tl.static_range(planes):
         place = row if group == 0 else (block * (planes // together) + plane // together) * height + row
         scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
-        weight = _plane(words, plane, bits, 0, 0, 0) * scale[:, None]
+        weight = _plane(words, plane, bits, 0, 0, 0, 0, False) * scale[:, None]
+        if minimums is not None:
+            weight += tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)[:, None]
         column = block * (WORDS * planes) + plane * WORDS + word
         mask = inside[:, None] & (column < width)[None, :]
         tl.store(out + at[:, None].to(tl.int64) * width + column[None, :], weight.to(out.dtype.element_ty), mask=mask)
 
 
 def variants() -> list[Variant]:
-    """Of every kernel: eight bits with a scale a row and four with a scale for 64 columns, as the engine has them."""
+    """Of every kernel: eight bits with a scale a row and four with a scale for 64 columns, as the engine has them,
+    and checkpoints' own: four bits with minimums (AWQ), eight with a scale for 32 columns (Q8_0)."""
     sizes = dict.fromkeys(("tokens", "height", "width", "blocks", "x_stride"), "i32")
     types = {"x": "*bf16", "packed": "*i32", "bias": "*bf16", "out": "*bf16"} | sizes
     divisible = frozenset({"height", "width", "x_stride"})
     few = {name: kind for name, kind in types.items() if name != "tokens"}
     made = []
-    for bits, group in ((8, 0), (4, 64)):
-        kind = {"bits": bits, "group": group}
-        scales = {"scales": "*fp32" if group == 0 else "*bf16"}
+    for bits, group, scale_type, with_minimums in FORMS:
+        kind = {"bits": bits, "group": group} | ({} if with_minimums else {"minimums": None})
+        scales = {"scales": scale_type} | ({"minimums": "*fp32"} if with_minimums else {})
+        form = f"int{bits}{f' group {group}' if scale_type == '*fp16' else ''}{' minimums' if with_minimums else ''}"
         for tokens, splits, whole in ((1, 1, True), (1, 8, True), (1, 8, False), (2, 8, True), (2, 8, False)):
             constants = {**kind, "tokens": tokens, "splits": splits, "repeats": REPEATS[tokens], "whole": whole}
-            name = f"quantized few int{bits} tokens {tokens} splits {splits}{'' if whole else ' masked'}"
+            name = f"quantized few {form} tokens {tokens} splits {splits}{'' if whole else ' masked'}"
             made.append(Variant(name, small_gemm_kernel, few | scales, constants, divisible=divisible))
         for tokens in (16, 32, 64):
             for splits in (1, 4):
                 constants = {**kind, "splits": splits, "block_tokens": tokens, "block_rows": BLOCK_ROWS}
-                name = f"quantized some int{bits} tokens {tokens} splits {splits}"
+                name = f"quantized some {form} tokens {tokens} splits {splits}"
                 typed = types | scales | ({"out": "*fp32"} if splits > 1 else {})
                 made.append(Variant(name, gemm_kernel, typed, constants, gemm_warps(tokens), STAGES[tokens], divisible))
         constants = {"splits": 4, "group": group, "block": SUM_BLOCK}
-        typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"} | scales
-        made.append(Variant(f"quantized sum int{bits}", sum_kernel, typed, constants, divisible=divisible))
+        typed = {"parts": "*fp32", "bias": "*bf16", "out": "*bf16", "tokens": "i32", "height": "i32"}
+        typed["scales"] = scale_type
+        made.append(Variant(f"quantized sum {form}", sum_kernel, typed, constants, divisible=divisible))
         typed = {"packed": "*i32", "out": "*bf16", **dict.fromkeys(("first", "rows", "height", "width"), "i32")}
         constants = {**kind, "block_rows": BLOCK_ROWS}
-        made.append(Variant(f"quantized widen int{bits}", widen_kernel, typed | scales, constants, divisible=divisible))
+        made.append(Variant(f"quantized widen {form}", widen_kernel, typed | scales, constants, divisible=divisible))
     return made

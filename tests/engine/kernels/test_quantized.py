@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine import InvalidParameter
 from engine.kernels import quantized
 from engine.kernels.quantized import dequantize, linear_torch, linear_triton, quantize
+from engine.model.quantized_weight import AffineWeight
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,41 @@ def test_every_way_does_what_the_twin_does(way: str, device: str, data: st.DataO
     cut_off = way == "widened" and dtype == torch.bfloat16 and device == "cpu"
     bound = BOUND[dtype] * (2 if cut_off else 1)
     assert found.dtype == dtype and apart(found, linear_torch(x, weight)) < bound
+
+
+STORED = [(4, 128, False), (4, 32, True), (8, 32, False), (8, 0, False), (4, 64, True)]  # bits, group, with minimums
+
+
+def stored(out: int, width: int, bits: int, group: int, minimums: bool) -> AffineWeight:
+    """A weight as a checkpoint has it, with scales of float16."""
+    size = group or width
+    scales = (random(out, width // size, seed=15).abs() / 100 + 0.01).half().float()
+    codes = torch.randint(0, 1 << bits, (out, width), generator=torch.Generator().manual_seed(16), dtype=torch.uint8)
+    lows = random(out, width // size, seed=17) / 10 if minimums else None
+    return AffineWeight(codes, scales, lows, bits, size, 0 if minimums else 1 << (bits - 1))
+
+
+@pytest.mark.parametrize("form", STORED, ids=str)
+@pytest.mark.parametrize("tokens", [1, 2, 20, 130])
+def test_a_checkpoints_codes_are_multiplied_as_they_are(form: tuple[int, int, bool], tokens: int, device: str) -> None:
+    weight = stored(80, 640, *form)
+    bias = random(80, seed=18, dtype=torch.float16)
+    made = quantized.pack(weight, bias.to(device), torch.device(device))
+    assert made is not None
+    assert torch.allclose(dequantize(made).cpu(), weight.dequantize(), rtol=0, atol=1e-6)
+    x = random(tokens, 640, seed=19, dtype=torch.float16).to(device)
+    expected = x.float().cpu() @ weight.dequantize().T + bias.float()
+    assert apart(linear_triton(x, made).cpu(), expected) < BOUND[torch.float16]
+    assert apart(linear_torch(x, made).cpu(), expected) < BOUND[torch.float16]
+
+
+def test_zero_points_become_minimums_and_other_groups_are_left_alone() -> None:
+    weight = AffineWeight(torch.full((4, 64), 3, dtype=torch.uint8), torch.ones(4, 2), None, 4, 32, 5)
+    made = quantized.pack(weight, None, torch.device("cpu"))
+    assert made is not None and made.minimums is not None
+    assert torch.equal(dequantize(made), torch.full((4, 64), -2.0))
+    narrow = AffineWeight(torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 4), None, 4, 16, 8)
+    assert quantized.pack(narrow, None, torch.device("cpu")) is None
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import torch
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.kernels import cpu as native
 from engine.kernels.cpu.binding import GroupedWeight
+from engine.kernels.quantized import linear
 from engine.kv_cache.snapshot import fingerprint
 from engine.model.decoder import load_decoder
 from engine.model.loader import resolve
@@ -222,17 +223,38 @@ def test_a_model_that_cannot_be_run_exactly_is_refused(tmp_path: Path, llama: Pa
         read_config(file)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "Q4_0", "Q4_1"])
-def test_quantised_weights_are_multiplied_as_they_are_stored(tmp_path: Path, kind: str) -> None:
-    """On the CPU kernels: as near to the dequantised weights as activations of 8 bits are."""
-    if native.library() is None:
-        pytest.skip(f"no kernels: {native.unavailable()}")
+def wide(folder: Path) -> Path:
+    """A checkpoint whose widths are multiples of 32, as kernels want them."""
     sizes = {
         "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 32, "num_hidden_layers": 2,
     }  # fmt: skip
     model = tiny.redraw(tiny.build("LlamaConfig", "LlamaForCausalLM", sizes), 3)
-    path = quantized(tiny.save(model, tmp_path / "checkpoint"), tmp_path / "model.gguf", kind)
+    return tiny.save(model, folder / "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_a_gpu_multiplies_quantised_weights_as_they_are_stored(tmp_path: Path, kind: str) -> None:
+    """Its kernels, interpreted where there is none: nearer than 16 bits are to the dequantised weights."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    path = quantized(wide(tmp_path), tmp_path / "model.gguf", kind)
+    decoder = load_decoder(path, dtype=torch.float16, device=device, kernels="triton")
+    assert all(getattr(layer.qkv, "func", None) is linear for layer in decoder._layers)
+    with torch.no_grad():
+        (found,) = Stepper(decoder, [PROMPT[:20]]).step([20])
+        (expected,) = Stepper(load_decoder(path, dtype=torch.float32, kernels="torch"), [PROMPT[:20]]).step([20])
+    error = (found.float().cpu() - expected).norm() / expected.norm()
+    assert 0 < error < 2e-3
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1", "Q4_0", "Q4_1"])
+def test_quantised_weights_are_multiplied_as_they_are_stored(tmp_path: Path, kind: str) -> None:
+    """On the CPU kernels: as near to the dequantised weights as activations of 8 bits are."""
+    if native.library() is None:
+        pytest.skip(f"no kernels: {native.unavailable()}")
+    path = quantized(wide(tmp_path), tmp_path / "model.gguf", kind)
     native_decoder = load_decoder(path, dtype=torch.bfloat16)
     assert all(isinstance(layer.qkv, GroupedWeight) for layer in native_decoder._layers)
     assert isinstance(native_decoder._lm_head, GroupedWeight)
