@@ -6,13 +6,30 @@ To add a family, write its file and name it here; the tests in tests/engine/mode
 from __future__ import annotations
 
 from engine.errors import CheckpointError, UnsupportedArchitecture
-from engine.families import gemma2, gemma3, granite, lfm2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from engine.families import (
+    gemma,
+    gemma2,
+    gemma3,
+    glm4,
+    granite,
+    lfm2,
+    llama,
+    ministral3,
+    mistral,
+    olmo2,
+    olmo3,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 from engine.families.family import Family
 from engine.model.loader import Json
 
 FAMILIES = (
-    *(module.FAMILY for module in (llama, mistral, qwen2, qwen3, smollm3, phi3, gemma2, gemma3, granite, olmo2, lfm2)),
-    gemma3.WITH_VISION,
+    *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
+    *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, lfm2)),
+    *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 

@@ -177,11 +177,12 @@ class Decoder:
             return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
         x = self._embedded(batch.token_ids)
         rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
+        of_queries = {rope: self._rotations[rope].of_queries(at, batch.positions) for rope, at in rotations.items()}
         if self._cpu is not None:
             assert isinstance(kv, KVCache), (
                 "the CPU's own kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._cpu.run(x, batch, kv, rotations)
+            self._cpu.run(x, batch, kv, rotations, of_queries)
             return x
         plan = AttentionPlan(
             batch,
@@ -195,7 +196,8 @@ class Decoder:
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(self._layers, caches, strict=True):
             if layer.taps is None:
-                self._attention(layer, x, cache, plan, None if layer.rope is None else rotations[layer.rope])
+                turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
+                self._attention(layer, x, cache, plan, turns)
             else:
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, cache, batch.slots, *earlier)
@@ -203,9 +205,15 @@ class Decoder:
         return x
 
     def _attention(
-        self, layer: Layer, x: Tensor, cache: Tensor | QuantizedLayer, plan: AttentionPlan, rotation: Tensor | None
+        self,
+        layer: Layer,
+        x: Tensor,
+        cache: Tensor | QuantizedLayer,
+        plan: AttentionPlan,
+        turns: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """Adds the layer's attention to `x` (tokens, hidden), in place."""
+        """Adds the layer's attention to `x` (tokens, hidden), in place. `turns` are the rotations of queries and keys,
+        the same tensor where they do not differ."""
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
         normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
@@ -218,8 +226,11 @@ class Decoder:
             q, k = joined[:, : heads * width], joined[:, heads * width : (heads + kv_heads) * width]
             q.copy_(layer.q_norm(q))
             k.copy_(layer.k_norm(k))
-        if rotation is not None:
-            rotate_(qk, rotation)
+        if turns is not None and turns[0] is turns[1]:
+            rotate_(qk, turns[0])
+        elif turns is not None:
+            rotate_(qk[:, :heads], turns[0])
+            rotate_(qk[:, heads:], turns[1])
         # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
         row, side = joined.shape[1], kv_heads * width
         new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)

@@ -87,11 +87,18 @@ class Rotation:
         lengths[: rope.dim // 2] = rope.attention_factor
         self._frequencies = frequencies.to(device)
         self._lengths = lengths.to(device)
+        self._beta, self._context = rope.query_beta, rope.query_context
 
     def at(self, positions: Tensor) -> Tensor:
         """Unit rotations at `positions` (tokens,): (tokens, 1, head_dim / 2) complex64."""
         angles = torch.outer(positions.float(), self._frequencies)
         return torch.polar(self._lengths.expand_as(angles), angles).unsqueeze(1)
+
+    def of_queries(self, at: Tensor, positions: Tensor) -> Tensor:
+        """Returns the rotations of queries, given those of keys: the same tensor unless queries grow with position."""
+        if not self._beta:
+            return at
+        return at * (1 + self._beta * torch.log1p(torch.floor(positions / self._context)))[:, None, None]
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:
@@ -248,7 +255,9 @@ class LayerReader:
         )
 
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
-        return weight if rope is None else interleave(weight, self._spec.head_dim, rope.dim)
+        if rope is None or rope.neighbours:
+            return weight
+        return interleave(weight, self._spec.head_dim, rope.dim)
 
     def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
         added = self.tensor(f"{name}.bias", rows) if bias else None

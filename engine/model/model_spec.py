@@ -36,6 +36,9 @@ class Rope:
     attention_factor: float = 1.0  # yarn, longrope: multiplies sine and cosine
     short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies, one for each pair
     long_factors: tuple[float, ...] = ()  # longrope: the same beyond `original_context`
+    neighbours: bool = False  # a checkpoint's pairs are components 2i and 2i + 1 (GLM), not i and i + dim / 2
+    query_beta: float = 0.0  # queries at position p are longer by 1 + beta * log(1 + floor(p / context)) (Llama 4)
+    query_context: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,10 +153,19 @@ class CpuLayers:
         taps = 0 if layer.taps is None else len(layer.taps)
         return LayerStruct(*weights, *pointers, pointer(layer.taps), layer.window or 0, rotation, taps)
 
-    def run(self, states: Tensor, batch: Batch, kv: KVCache, rotations: Mapping[Rope, Tensor]) -> None:
-        """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache."""
+    def run(
+        self,
+        states: Tensor,
+        batch: Batch,
+        kv: KVCache,
+        rotations: Mapping[Rope, Tensor],
+        of_queries: Mapping[Rope, Tensor],
+    ) -> None:
+        """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
+        queries, are (tokens, 1, head_dim / 2) complex64."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
-        turns = (ctypes.c_void_p * len(self._ropes))(*(rotations[rope].data_ptr() for rope in self._ropes))
+        turned = [each[rope].data_ptr() for rope in self._ropes for each in (rotations, of_queries)]
+        turns = (ctypes.c_void_p * len(turned))(*turned)
         caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
         step = StepStruct(
             len(states),

@@ -26,7 +26,7 @@ struct Layer {
   const float *attention_pre, *attention_post, *mlp_pre, *mlp_post, *head_norm, *query_norm, *key_norm;
   const float* taps;  // (count, hidden) of a short convolution, whose projections are `qkv` and `o`; null: attention
   int64_t window;     // 0: the whole context
-  int64_t rotation;   // which of the step's rotations; -1: none
+  int64_t rotation;   // which of the step's pairs of rotations; -1: none
   int64_t tap_count;
 };
 
@@ -39,7 +39,7 @@ struct Model {
 struct Step {
   int64_t tokens, rows, table_stride, block_size, threads;
   const int64_t *slots, *starts, *contexts, *tables;
-  const float* const* rotations;
+  const float* const* rotations;  // of keys and of queries, in turn
   bf16* states;            // (tokens, hidden), changed in place
   bf16* const* caches;        // of each layer: keys, then values
   int64_t cache_elements;     // of one layer's keys
@@ -86,7 +86,8 @@ void run_layer(const Model& model, const Layer& layer, const Step& step, bf16* c
     linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
     const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
                       layer.query_norm, layer.key_norm, model.eps,
-                      layer.rotation < 0 ? nullptr : step.rotations[layer.rotation]};
+                      layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation],
+                      layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation + 1]};
     place(rows, tokens, heads, step.slots, keys, values, threads);
     attend({rows, joined, keys, values, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
             step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},

@@ -89,7 +89,8 @@ void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, bf16
   const int64_t row = (h.heads + 2 * h.kv_heads) * h.width, queries = h.heads * h.width, side = h.kv_heads * h.width;
   over_tokens(tokens, row, threads, [&](int64_t token) {
     bf16* of = qkv + token * row;
-    const float* rotations = h.rotations ? h.rotations + token * h.width : nullptr;
+    const float* key_turn = h.key_rotations ? h.key_rotations + token * h.width : nullptr;
+    const float* query_turn = h.query_rotations ? h.query_rotations + token * h.width : nullptr;
     float query_scale = 1.0f, key_scale = 1.0f;
     if (h.query_norm) {
       query_scale = inverse_rms(of, queries, h.eps);
@@ -108,7 +109,7 @@ void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, bf16
         weight = key ? h.key_norm + (head - h.heads) * h.width : h.query_norm + head * h.width;
         scale = key ? key_scale : query_scale;
       }
-      turn(from, to, h.width, scale, weight, rotations);
+      turn(from, to, h.width, scale, weight, key ? key_turn : query_turn);
     }
     std::memcpy(values + slots[token] * side, of + queries + side, side * sizeof(bf16));
   });

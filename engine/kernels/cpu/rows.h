@@ -17,7 +17,7 @@ struct Heads {
   const float* head_norm;          // (heads + kv_heads, width): each head is normed, or null
   const float *query_norm, *key_norm;  // over all heads of the projection at once, or null
   float eps;
-  const float* rotations;  // (tokens, width / 2) of cosine and sine, or null
+  const float *key_rotations, *query_rotations;  // (tokens, width / 2) of cosine and sine, or null
 };
 
 // Norms and rotates queries and keys of `qkv` (tokens, (heads + 2 * kv_heads) * width): queries in place, keys and

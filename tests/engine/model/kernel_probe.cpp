@@ -146,12 +146,13 @@ void layers(const std::string& name, bool grouped, bool convolves, int64_t windo
   }
   const int64_t tokens = starts.back(), all_slots = 15 * block_size;
   const std::vector<float> rotations = numbers.reals(tokens * width);
-  const float* of_step = rotations.data();
+  const std::vector<float> of_queries = numbers.reals(tokens * width);
+  const float* const of_step[2] = {rotations.data(), of_queries.data()};
   std::vector<bf16> states = numbers.halves(tokens * hidden, 2.0f);
   std::vector<bf16> first = numbers.halves(2 * all_slots * hidden), second = numbers.halves(2 * all_slots * hidden);
   bf16* const caches[2] = {first.data(), second.data()};
   const Step step{tokens, 3, table_stride, block_size, 2, slots.data(), starts.data(), contexts.data(), tables.data(),
-                  &of_step, states.data(), caches, all_slots * kv_heads * width, all_slots * hidden / 2};
+                  of_step, states.data(), caches, all_slots * kv_heads * width, all_slots * hidden / 2};
   ponder_layers(&model, &step);
   report(name, states);
   report(name + "-first-cache", first);

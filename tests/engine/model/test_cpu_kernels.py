@@ -37,6 +37,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
     "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
     "convolutions": ("lfm2", {"block_auto_adjust_ff_dim": False}),
     "convolutions_four_taps": ("lfm2_four_taps", {"num_hidden_layers": 3}),
+    "growing_queries": (
+        "ministral3",
+        {"rope_parameters": {**tiny.PLAIN, "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 80}},
+    ),
+    "pairs_of_neighbours": ("glm4", {"head_dim": 64}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)
@@ -49,7 +54,12 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
-SLOW = ("convolutions_four_taps", "multipliers", "partial_rotation")  # near to others, which always run
+SLOW = (
+    "pairs_of_neighbours",
+    "convolutions_four_taps",
+    "multipliers",
+    "partial_rotation",
+)  # near to others, which always run
 
 
 @pytest.fixture(

@@ -117,6 +117,13 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("granite", "logits scaling", {"logits_scaling": 1.0}),
     ("olmo2", "query and key norm", {"qk_norm": "none"}),
     ("olmo2", "norms after", {"post_norm": False}),
+    ("olmo3", "windows", _no_windows),
+    ("olmo3", "local rope", lambda s: _everywhere(s.ropes[0])(s)),
+    ("gemma", "norm offset", {"norm_offset": 0.0}),
+    ("gemma", "embedding multiplier", {"embedding_multiplier": 1.0}),
+    ("glm4", "pairs of neighbours", lambda s: {"ropes": tuple(replace(r, neighbours=False) for r in s.ropes)}),
+    ("glm4", "norms after", {"post_norm": False}),
+    ("ministral3", "growing queries", lambda s: {"ropes": tuple(replace(r, query_beta=0.0) for r in s.ropes)}),
     ("lfm2", "query and key norm", {"qk_norm": "none"}),
 ]
 
@@ -169,28 +176,40 @@ def test_dynamic_rope_equals_transformers_up_to_the_declared_length(tmp_path: Pa
     assert_parity(Stepper(case.decoder, case.prompts).run(300), case.expected)
 
 
-def test_gemma3_with_vision_runs_its_text_part(tmp_path: Path) -> None:
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+
+def _with_vision(name: str) -> Any:
+    """A small model with images, of which the engine runs the text part. Any: transformers is untyped."""
     import transformers
 
-    text = {**tiny.SIZES, **tiny.GEMMA, "num_hidden_layers": 6}
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "image_size": 8,
-        "patch_size": 4,
-    }
-    config = transformers.Gemma3Config(
-        text_config=text,
-        vision_config=vision,
-        mm_tokens_per_image=4,
-        image_token_index=383,
-        boi_token_index=382,
-        eoi_token_index=381,
+    if name == "gemma3":
+        text = {**tiny.SIZES, **tiny.GEMMA, "num_hidden_layers": 6}
+        tokens: dict[str, Any] = {"image_token_index": 383, "boi_token_index": 382, "eoi_token_index": 381}
+        gemma = transformers.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4, **tokens)
+        gemma._attn_implementation = "eager"
+        return transformers.Gemma3ForConditionalGeneration(gemma)
+    kind = "ministral3" if name == "ministral3" else "mistral"
+    text = {**tiny.SIZES, **tiny.MODELS[kind][2], "model_type": kind}
+    vision = {**VISION, "model_type": "pixtral", "head_dim": 16}
+    tied = name == "ministral3"
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=383, tie_word_embeddings=tied
     )
     config._attn_implementation = "eager"
-    model = tiny.redraw(transformers.Gemma3ForConditionalGeneration(config).eval().float(), seed=3)
+    return transformers.Mistral3ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "ministral3", "mistral3"])
+def test_a_model_with_vision_runs_its_text_part(tmp_path: Path, name: str) -> None:
+    model = tiny.redraw(_with_vision(name).eval().float(), seed=3)
     tiny.save(model, tmp_path)
     prompt = list(range(3, 103))
     with torch.no_grad():

@@ -34,6 +34,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 48,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 80}
+PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 LONGROPE = {
     "rope_type": "longrope",
@@ -85,6 +86,23 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         {"embedding_multiplier": 6.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 5.0},
     ),
     "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {}),
+    "olmo3": (
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 24,
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN},
+        },
+    ),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", {"head_dim": 12}),
+    "glm": ("GlmConfig", "GlmForCausalLM", {"head_dim": 12}),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {"head_dim": 16}),
+    "ministral3": (
+        "Ministral3Config",
+        "Ministral3ForCausalLM",
+        {"head_dim": 12, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}},
+    ),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
