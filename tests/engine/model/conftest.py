@@ -35,6 +35,8 @@ DENSE_ORACLES = (
     "granite",
     "olmo2",
 )
+# Near to others, which always run
+SLOW = ("llama_tied", "llama_yarn_mscale", "qwen2_windows", "phi3_partial", "olmo3", "gemma", "glm", "lfm2_four_taps")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,7 +88,10 @@ def own_cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(
     scope="session",
-    params=[*tiny.MODELS, *(f"shared-{name}" for name in DENSE_ORACLES)],
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW or name.startswith("shared-") else [])
+        for name in (*tiny.MODELS, *(f"shared-{oracle}" for oracle in DENSE_ORACLES))
+    ],
 )
 def case(request: pytest.FixtureRequest, own_cases: Any, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Every checkpoint that parity is held to: ours, and those of the shared oracle file where it is present."""
