@@ -16,6 +16,7 @@ from engine.families import (
     llama,
     ministral3,
     mistral,
+    mixtures,
     olmo2,
     olmo3,
     phi3,
@@ -29,6 +30,7 @@ from engine.model.loader import Json
 FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, lfm2)),
+    *mixtures.FAMILIES,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

@@ -28,7 +28,7 @@ from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
-from engine.model.layers import ACTIVATIONS, Layer, LayerReader, Rotation, rotate_
+from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, rotate_
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
@@ -88,7 +88,7 @@ class Decoder:
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
-        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled else None
+        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and spec.experts is None else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
@@ -271,11 +271,36 @@ class Decoder:
     def _mlp(self, layer: Layer, x: Tensor) -> None:
         """Adds the layer's gated MLP (Shazeer 2020) to `x`, in place."""
         normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-        out = layer.down(self._activation(gate).mul_(up))
+        out = self._gated(normed, layer) if layer.router is None else self._mixture(layer, layer.router, normed)
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier)
+
+    def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
+        gate, up = mlp.gate_up(x).chunk(2, dim=-1)
+        return mlp.down(self._activation(gate).mul_(up))
+
+    def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts, (tokens, hidden).
+
+        Each expert that a token chose is run once, for all its tokens; sums are in float32 and in the experts' order,
+        so they do not depend on the batch.
+        """
+        experts = self.spec.experts
+        assert experts is not None, "it has a router"
+        weights, chosen = (x.float() @ router.T).softmax(-1).topk(experts.per_token)
+        if experts.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        tokens, weights = order // experts.per_token, weights.flatten()[order, None]
+        out, first = torch.zeros(x.shape, device=x.device), 0
+        for index, count in enumerate(chosen.flatten().bincount(minlength=experts.count).tolist()):
+            if count:
+                of = tokens[first : first + count]
+                made = self._gated(x[of], layer.experts[index]).float()
+                out.index_add_(0, of, made.mul_(weights[first : first + count]))
+                first += count
+        return out.to(x.dtype)
 
 
 def _earlier_slots(batch: Batch, block_size: int, count: int) -> tuple[Tensor, Tensor]:

@@ -157,8 +157,20 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class Expert:
+    """A gated MLP of a mixture."""
+
+    gate_up: Linear  # hidden -> 2 * intermediate
+    down: Linear
+
+
+def _no_mlp(x: Tensor) -> Tensor:
+    raise AssertionError("a layer of experts has no MLP of its own")
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family lacks is None.
+    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
     the values, each of `hidden`, and `o` takes the result.
@@ -178,6 +190,8 @@ class Layer:
     q_norm: RMSNorm | None  # over the whole projection
     k_norm: RMSNorm | None
     taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
+    router: Tensor | None = None  # (experts, hidden) float32, of a mixture
+    experts: tuple[Expert, ...] = ()
 
 
 class LayerReader:
@@ -229,6 +243,11 @@ class LayerReader:
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = RMSNorm(q, spec.norm_eps), RMSNorm(k, spec.norm_eps)
+        experts = self._experts(prefix) if spec.experts is not None and index in spec.experts.layers else ()
+        router = None
+        if experts:
+            router = self._weights.take(f"{prefix}{names.router}.weight", (len(experts), hidden))
+            router = router.to(self._device, torch.float32)
         return Layer(
             window=spec.windows[index],
             rope=rope,
@@ -242,8 +261,12 @@ class LayerReader:
                 if taps is None
                 else self._linear(f"{prefix}conv.out_proj", hidden, hidden, bias=False)
             ),
-            gate_up=self._gate_up(prefix),
-            down=self._linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias),
+            gate_up=_no_mlp if experts else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
+            down=(
+                _no_mlp
+                if experts
+                else self._linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+            ),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
             mlp_pre_norm=norm(spec.pre_norm, names.mlp_pre_norm),
@@ -252,7 +275,19 @@ class LayerReader:
             q_norm=q_norm,
             k_norm=k_norm,
             taps=taps,
+            router=router,
+            experts=experts,
         )
+
+    def _experts(self, prefix: str) -> tuple[Expert, ...]:
+        spec, names, experts = self._spec, self._names, self._spec.experts
+        assert experts is not None, "the layer has experts"
+        width, made = experts.intermediate_size, list[Expert]()
+        for index in range(experts.count):
+            own = f"{prefix}{names.expert.format(index=index)}"
+            down = self._linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
+            made.append(Expert(self._gate_up(own, names.expert_gate_up, width), down))
+        return tuple(made)
 
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
         if rope is None or rope.neighbours:
@@ -291,13 +326,14 @@ class LayerReader:
                 return packed
         return self._packing.plain(ordered(self._joined(prefix, self._names.qkv, widths, "weight")), added)
 
-    def _gate_up(self, prefix: str) -> Linear:
-        widths = (self._spec.intermediate_size,) * 2
-        bias = self._joined(prefix, self._names.gate_up, widths, "bias") if self._spec.mlp_bias else None
-        stored = self._stored_parts(prefix, self._names.gate_up, widths)
-        if stored is not None and (packed := self._packed(stored, bias, gated=True)) is not None:
+    def _gate_up(self, prefix: str, names: tuple[str, ...], width: int) -> Linear:
+        widths, whole = (width, width), self._spec.experts is None  # layers that torch runs want gate above up
+        bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
+        stored = self._stored_parts(prefix, names, widths)
+        if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:
             return packed
-        return self._packing.gated(self._joined(prefix, self._names.gate_up, widths, "weight"), bias)
+        pack = self._packing.gated if whole else self._packing.plain
+        return pack(self._joined(prefix, names, widths, "weight"), bias)
 
     def _stored_parts(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...]) -> AffineWeight | None:
         rows = widths if len(names) == len(widths) else (sum(widths),)

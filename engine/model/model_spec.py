@@ -42,6 +42,18 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in the place of MLPs (Shazeer et al. 2017): each token takes the `per_token` likeliest of
+    `count`, each a gated MLP of `intermediate_size`, weighted by their probabilities."""
+
+    count: int
+    per_token: int
+    intermediate_size: int
+    layers: tuple[int, ...]  # that have them; others have an MLP
+    normalised: bool = True  # the weights of the chosen ones sum to 1
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
@@ -78,6 +90,7 @@ class ModelSpec:
     tied_embeddings: bool = False
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
     conv_taps: int = 0  # tokens that it mixes: the last one and those before it
+    experts: Experts | None = None
 
     @property
     def longrope_context(self) -> int | None:
@@ -101,6 +114,10 @@ class WeightNames:
     k_norm: str = "self_attn.k_norm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{index}."  # before the names of its projections
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
     norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"
     attention_post_norm: str = ""

@@ -71,7 +71,10 @@ def invariant(quantization: QuantizationName) -> bool:
 
 
 def _whole(spec: ModelSpec) -> bool:
-    return all(width % 32 == 0 for width in (spec.hidden_size, spec.head_dim, spec.intermediate_size))
+    widths = [spec.hidden_size, spec.head_dim, spec.intermediate_size]
+    if spec.experts is not None:
+        widths.append(spec.experts.intermediate_size)
+    return all(width % 32 == 0 for width in widths)
 
 
 def packing(quantization: QuantizationName, *, deterministic: bool = False) -> Packing:

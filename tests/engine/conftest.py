@@ -20,6 +20,15 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts in the place of MLPs."""
+    path = tmp_path_factory.mktemp("models") / "random-qwen3-moe"
+    tiny.build("Qwen3MoeConfig", "Qwen3MoeForCausalLM", tiny.EXPERTS).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short convolutions in most layers, attention in the others.
 

@@ -42,7 +42,13 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
         return [half.token_ids + r.token_ids for r in (await asyncio.gather(*jobs))[:forks]]
 
 
-@pytest.fixture(scope="module", params=["random_model", pytest.param("random_hybrid", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "random_model",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("random_hybrid", "random_mixture")),
+    ],
+)
 def any_model(request: pytest.FixtureRequest) -> Path:
     found: Path = request.getfixturevalue(request.param)
     return found

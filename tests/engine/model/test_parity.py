@@ -124,6 +124,10 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("glm4", "pairs of neighbours", lambda s: {"ropes": tuple(replace(r, neighbours=False) for r in s.ropes)}),
     ("glm4", "norms after", {"post_norm": False}),
     ("ministral3", "growing queries", lambda s: {"ropes": tuple(replace(r, query_beta=0.0) for r in s.ropes)}),
+    ("qwen3_moe", "two experts a token", lambda s: {"experts": replace(s.experts, per_token=1)}),
+    ("qwen3_moe", "weights as they are", lambda s: {"experts": replace(s.experts, normalised=True)}),
+    ("mixtral", "weights that sum to one", lambda s: {"experts": replace(s.experts, normalised=False)}),
+    ("olmoe", "query and key norm", {"qk_norm": "none"}),
     ("lfm2", "query and key norm", {"qk_norm": "none"}),
 ]
 

@@ -46,6 +46,8 @@ LONGROPE = {
 LFM2_LAYERS = ["conv", "conv", "full_attention", "conv", "full_attention"]
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+
 # name -> (configuration class, model class, differences from SIZES)
 MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
@@ -103,6 +105,9 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "Ministral3ForCausalLM",
         {"head_dim": 12, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.4}},
     ),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 3}),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
