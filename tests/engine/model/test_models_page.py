@@ -1,0 +1,101 @@
+"""The table of docs/models.md: every family, and which of our kernels run it, from the code.
+
+`python -m tests.engine.model.test_models_page` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.families import FAMILIES, family_of
+from engine.families.family import Family
+from engine.kernels import cpu
+from engine.model import gpu_layers, native_layers
+from engine.model.model_spec import ModelSpec
+from engine.model.quantization.gguf_config import ARCHITECTURES
+from tests.engine.model import tiny
+
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+_MODELS = {
+    "llama": "Llama 2 and 3, SmolLM, TinyLlama, Yi",
+    "mistral": "Mistral 7B, Mistral Small",
+    "ministral3": "Ministral 3",
+    "mistral3": "Mistral Small 3.1 and Ministral 3 with vision: the text",
+    "qwen2": "Qwen 2, 2.5",
+    "qwen3": "Qwen 3",
+    "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
+    "smollm3": "SmolLM 3",
+    "phi3": "Phi-3, Phi-3.5 mini, Phi-4 mini",
+    "gemma": "Gemma 1",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3, 270M and 1B",
+    "gemma3": "Gemma 3 with vision: the text",
+    "granite": "Granite 3",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "olmoe": "OLMoE",
+    "glm": "GLM-4-9B",
+    "glm4": "GLM-4-0414",
+    "lfm2": "LFM2, dense",
+    "mixtral": "Mixtral",
+}
+
+
+def specs(family: Family) -> list[ModelSpec]:
+    """Of tiny's models of a family, widened to what kernels want; of one with vision, those of its text."""
+    found = []
+    for config_class, model_class, changed in tiny.MODELS.values():
+        text = {"gemma3": "Gemma3ForCausalLM", "mistral3": "Ministral3ForCausalLM"}.get(family.model_type)
+        if model_class in family.architectures or model_class == text:
+            made: Any = getattr(transformers, config_class)(**{**tiny.SIZES, **changed})
+            config = {**made.to_dict(), "architectures": [model_class]}
+            found.append(replace(family_of(config).spec(config), hidden_size=64, head_dim=64, intermediate_size=64))
+    return found
+
+
+def on_cpu(spec: ModelSpec) -> str:
+    if spec.experts is not None:
+        spec = replace(spec, experts=replace(spec.experts, intermediate_size=64))
+    if not native_layers.suits(spec, torch.bfloat16, torch.device("cpu")):
+        return "torch"
+    return "C++" if spec.experts is None else "products in C++"
+
+
+def on_gpu(spec: ModelSpec) -> str:
+    wanting = gpu_layers._wanting(spec, torch.bfloat16, torch.device("cuda"))
+    return "Triton" if not wanting or wanting.startswith("Triton cannot launch") else f"torch: {wanting}"
+
+
+def table() -> str:
+    rows = ["| models | architecture | CPU | GPU | K/V of 8 bits | GGUF |", "|---|---|---|---|---|---|"]
+    for family in FAMILIES:
+        made, (architecture, *_) = specs(family), family.architectures
+        files = [name for name, each in ARCHITECTURES.items() if each.model_class == architecture]
+        cells = [
+            _MODELS[family.model_type],
+            f"`{architecture}`",
+            "; ".join(dict.fromkeys(map(on_cpu, made))),
+            "; ".join(dict.fromkeys(map(on_gpu, made))),
+            "no" if any(spec.conv_layers for spec in made) else "yes",
+            ", ".join(f"`{name}`" for name in files) or "no",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def test_the_page_has_every_family_as_the_code_runs_it() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: it says what it runs")
+    if cpu.library() is None:
+        pytest.skip(f"no kernels in C++ here: {cpu.unavailable()}")
+    assert all(specs(family) for family in FAMILIES)
+    assert table() in PAGE.read_text("utf-8")
+
+
+if __name__ == "__main__":
+    print(table())
