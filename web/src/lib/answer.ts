@@ -173,6 +173,10 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
     }
     case "route.answering":
       return { answering: event.model };
+    case "remote.sent": {
+      const { type: _, ...fields } = event;
+      return { told: [...answer.told, { name: "RemoteSent", fields }] };
+    }
     case "search.node":
     case "search.merge":
     case "search.score":
