@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from app.admission.request_budget import scheduling, too_late
 from app.answering.answer_plan import ToolLoop
@@ -137,8 +137,9 @@ class RemoteAnswer:
                 break
             if passed or tried == TRIES - 1:
                 what = f"gave an answer that is not as it was asked for: {wrong[:200]}"
-                message = self.plan.served.client.redacted(f"The remote model {self.plan.served.name!r} {what}.")
-                raise RemoteError(502, message, "remote_answer_invalid")
+                self._error = self.plan.served.client.redacted(f"The remote model {self.plan.served.name!r} {what}.")
+                self._report(prompt, done=True)
+                raise RemoteError(502, self._error, "remote_answer_invalid")
         for delta in turn.deltas if holds else ():
             yield _wrote(delta)
         for index, call in enumerate(turn.calls):
@@ -147,7 +148,7 @@ class RemoteAnswer:
         self._said = [each.text for each in turn.deltas if isinstance(each, Content)]
         self._calls = turn.calls if turn.finish == "stop" else []
         finish = turn.finish or "stop"
-        last = Piece("answer", "", 0, finish_reason=finish)
+        last = Piece("answer", "", turn.uncounted, finish_reason=finish)
         yield Wrote(last, (), "tool_calls" if self._calls else finish)
 
     async def _request(
@@ -194,6 +195,8 @@ class RemoteAnswer:
             self.tally.prompt_tokens += read - guess
             self.tally.completion_tokens += written - shown
             self.tally.cached_tokens += min(turn.usage.cached or 0, read)
+            self.tally.reasoning_tokens += min(turn.usage.reasoning or 0, written)
+            turn.uncounted = max(0, written - shown)
             self._report(prompt, done=True)
 
     def _report(self, prompt: RemotePrompt, *, done: bool = False) -> None:
@@ -248,6 +251,7 @@ class _RemoteTurn:
     usage: RemoteUsage = field(default_factory=RemoteUsage)
     finish: Finish | None = None
     calls: list[Call] = field(default_factory=list)  # once it is closed
+    uncounted: int = 0  # tokens that came in no piece of text of their own
     _parts: dict[int, list[CallPart]] = field(default_factory=dict)
 
     @property
@@ -259,11 +263,7 @@ class _RemoteTurn:
 
     def use(self, usage: RemoteUsage) -> None:
         """Takes a later count in the place of an earlier one."""
-        was = self.usage
-        self.usage = RemoteUsage(
-            was.prompt if usage.prompt is None else usage.prompt, was.cached if usage.cached is None else usage.cached,
-            was.completion if usage.completion is None else usage.completion,
-        )  # fmt: skip
+        self.usage = replace(self.usage, **{name: count for name, count in asdict(usage).items() if count is not None})
 
     def close(self) -> None:
         """Puts the calls together, each under an id of ours."""

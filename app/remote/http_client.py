@@ -31,6 +31,7 @@ MAX_ERROR_BYTES = 1 << 16
 MAX_QUOTED = 300
 REDACTED = "[redacted]"
 _BACKOFF_S, _MAX_WAIT_S = 0.5, 10.0
+_LONG_TEXT = 1 << 16  # characters; encoding more than this would be felt by other streams
 _KEY_LIKE = re.compile(r"(?i)\b(sk|pk|key|bearer|token)[-_ ][\w*.+/=-]{8,}")
 
 
@@ -46,7 +47,7 @@ class RemoteClient:
         self._format = format
         self._key = key
         self._http = httpx.AsyncClient(
-            follow_redirects=False, trust_env=False,
+            follow_redirects=False, trust_env=False, verify=httpx.create_ssl_context(),
             timeout=httpx.Timeout(None, connect=settings.connect_s, write=settings.connect_s),
         )  # fmt: skip
 
@@ -63,7 +64,8 @@ class RemoteClient:
             RemoteError: it cannot be reached, refuses, is too slow, or breaks off.
             DeadlinePassed: `until` came first.
         """
-        content = json.dumps(self._format.body(self._settings, prompt), ensure_ascii=False).encode()
+        long = prompt.characters > _LONG_TEXT
+        content = await asyncio.to_thread(self._encoded, prompt) if long else self._encoded(prompt)
         for left in reversed(range(self._settings.retries + 1)):
             begun = False
             try:
@@ -78,6 +80,9 @@ class RemoteClient:
                 if begun or not left or not error.again or wait_s > _MAX_WAIT_S:
                     raise self._explained(error) from None
             await asyncio.sleep(wait_s)
+
+    def _encoded(self, prompt: RemotePrompt) -> bytes:
+        return json.dumps(self._format.body(self._settings, prompt), ensure_ascii=False).encode()
 
     def _explained(self, error: RemoteError) -> RemoteError:
         """The same with the remote's name, without the key, and cut."""

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from app.config.remote_settings import RemoteSettings
@@ -21,7 +22,7 @@ Finish = Literal["stop", "length"]
 _BYTES_PER_TOKEN = 4  # of an estimate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RemotePrompt:
     """A request to a remote model. `messages` are as chat templates take them, `tools` as OpenAI's API has them.
 
@@ -36,20 +37,21 @@ class RemotePrompt:
     parallel: bool | None = None
     response_format: Mapping[str, Any] | None = None
 
-    @property
+    @cached_property
     def characters(self) -> int:
         """Characters that leave with the request."""
-        return len(self._text())
+        return len(self._text)
 
-    @property
+    @cached_property
     def estimated_tokens(self) -> int:
-        return estimated(self._text())
+        return estimated(self._text)
 
-    @property
+    @cached_property
     def most_tokens(self) -> int:
-        """Tokens that the prompt has at most: none is shorter than a byte, and markup around each message is short."""
-        return len(self._text().encode()) + 64 * (len(self.messages) + len(self.tools) + 1)
+        """Tokens that the prompt has at most: none is shorter than a byte, and little is added on the way."""
+        return len(self._text.encode()) + 64 * (len(self.messages) + len(self.tools)) + 4096
 
+    @cached_property
     def _text(self) -> str:
         """The texts that are sent: thinking of earlier turns is not."""
         calls = [call["function"] for message in self.messages for call in message.get("tool_calls") or ()]
@@ -79,6 +81,7 @@ class RemoteUsage:
     prompt: int | None = None
     cached: int | None = None
     completion: int | None = None
+    reasoning: int | None = None  # of the completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +174,10 @@ def _openai_items(event: Json) -> list[RemoteItem]:
                     raise filtered()
                 items.append(RemoteEnd("length" if reason == "length" else "stop"))
     if isinstance(usage := event.get("usage"), Mapping):
-        details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-        items.append(
-            RemoteUsage(_count(usage.get("prompt_tokens")), _count(cached), _count(usage.get("completion_tokens")))
-        )
+        cached = _inside(usage, "prompt_tokens_details", "cached_tokens")
+        reasoning = _inside(usage, "completion_tokens_details", "reasoning_tokens")
+        read, written = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        items.append(RemoteUsage(read, cached, written, reasoning))
     return items
 
 
@@ -313,7 +315,8 @@ def _anthropic_usage(usage: Mapping[str, Any]) -> RemoteUsage:
     names = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
     counts = [_count(usage.get(name)) for name in names]
     prompt = None if counts[0] is None else sum(each or 0 for each in counts)
-    return RemoteUsage(prompt, counts[2], _count(usage.get("output_tokens")))
+    thinking = _inside(usage, "output_tokens_details", "thinking_tokens")
+    return RemoteUsage(prompt, counts[2], _count(usage.get("output_tokens")), thinking)
 
 
 # -- both
@@ -321,6 +324,11 @@ def _anthropic_usage(usage: Mapping[str, Any]) -> RemoteUsage:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _inside(usage: Mapping[str, Any], name: str, count: str) -> int | None:
+    details = usage.get(name)
+    return _count(details.get(count)) if isinstance(details, Mapping) else None
 
 
 def reported(error: Any) -> RemoteError:
