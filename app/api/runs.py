@@ -188,13 +188,15 @@ def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
     Raises:
         ApiError: 400: a field means nothing to it.
     """
-    reasons = ("reasoning_effort", "strategy", "strategy_options", "checker", "priority")
-    given = [name for name in reasons if getattr(wanted, name) is not None]
-    remote.check_fields([*given, *wanted.sampling(), *(["thinking"] if wanted.thinking else [])])
-    remote.sampling(wanted.sampling())
+    others = ("thinking", "strategy", "strategy_options", "checker", "priority")
+    remote.check_fields(name for name in others if getattr(wanted, name) is not None)
+    effort = {} if wanted.reasoning_effort is None else {"reasoning_effort": wanted.reasoning_effort}
+    sampling: dict[str, Any] = {**wanted.sampling(), **effort}
+    remote.check_fields(sampling)
+    remote.sampling(sampling)
     remote.limit(wanted.max_tokens)
     return RunSpec(
-        wanted.place(), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
+        wanted.place(), wanted.system_prompt(), sampling, max_tokens=wanted.max_tokens,
         collections=wanted.collections, tools=wanted.tools, served=remote, user=user,
     )  # fmt: skip
 

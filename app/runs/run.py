@@ -72,7 +72,7 @@ class RunSpec:
 
     place: Place
     system: str | None = None  # the system prompt
-    sampling: Mapping[str, float] = field(default_factory=dict)  # overrides of the model authors' defaults
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # overrides of the model authors' defaults
     max_tokens: int | None = None
     collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
