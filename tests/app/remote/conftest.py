@@ -46,7 +46,7 @@ def remotes(
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLANTED_KEY", KEY)
-        with serving(PEBBLE, tmp_path_factory.mktemp("remotes"), embedder, remote=settings) as server:
+        with serving(PEBBLE, tmp_path_factory.mktemp("remotes"), embedder, remote=settings, ollama_api=True) as server:
             yield server
 
 

@@ -90,6 +90,15 @@ def test_an_answer_of_here_is_given_where_the_remote_fails(http: httpx.Client, p
     assert remote["sent"] and "refused the request" in remote["error"] and answer["routing"]["model"] == "pebble"
 
 
+def test_an_answer_of_here_is_given_where_the_remotes_has_not_the_form(http: httpx.Client, planted: Planted) -> None:
+    planted.does(speaks("no JSON"))
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}}
+    answer = ask(http, response_format=form)
+    assert answer["model"] == "pebble" and len(planted.requests) == 2
+    assert "is not as it was asked for" in answer["routing"]["remote"]["error"]
+
+
 def test_a_remote_that_breaks_off_in_its_answer_is_an_error(http: httpx.Client, planted: Planted) -> None:
     planted.does(sends(chunk({"content": "Pa"})))
     reply = http.post("/v1/chat/completions", json={"model": "auto", "messages": ASKED, "max_tokens": 3})

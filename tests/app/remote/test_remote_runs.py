@@ -46,6 +46,25 @@ def test_documents_stay_unless_their_collection_may_leave(http: httpx.Client, pl
     assert not planted.requests
 
 
+def test_citations_of_a_remote_are_checked(http: httpx.Client, planted: Planted, dam: int) -> None:
+    planted.does(speaks("[S1] The dam of Orsk was finished in 1931. [S9] The dam was sold to Mars in 2020."))
+    _, log = run(http, new_chat(http), content=QUESTION, model="open", collections=[dam])
+    refs = [each["support"] for each in log if each["type"] == "citation.ref"]
+    assert refs[0] == "supported" and "supported" not in refs[1:], refs
+
+
+@pytest.mark.parametrize(
+    "fields", [{"thinking": False}, {"strategy": "tree"}, {"min_p": 0.1}, {"priority": 3}, {"max_tokens": 501}]
+)
+def test_fields_that_mean_nothing_to_it_are_refused(http: httpx.Client, planted: Planted, fields: Json) -> None:
+    reply, _ = run(http, new_chat(http), content="Hi!", model="big", **fields)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] in fields, reply.text
+    assert not planted.requests
+    _, log = run(http, new_chat(http), content="Hi!", model="big", system="Be brief.", reasoning_effort="low", seed=3)
+    assert log[-1]["type"] == "run.completed" and planted.body["reasoning_effort"] == "low"
+    assert planted.body["seed"] == 3 and planted.body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
 @pytest.mark.usefixtures("never_sure")
 def test_auto_stays_with_documents(http: httpx.Client, planted: Planted, dam: int) -> None:
     _, log = run(http, new_chat(http), content=QUESTION, model="auto", collections=[dam], max_tokens=1)
