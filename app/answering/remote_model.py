@@ -35,11 +35,7 @@ _OURS = (
 
 
 class RemoteModel:
-    """A model of another server. It thinks and calls in its own way, so it has no markers and no tool parser here."""
-
-    markers = None
-    tool_parser = None
-    block_size = None
+    """A model of another server, with its settings, its key and what it has used."""
 
     def __init__(self, settings: RemoteSettings) -> None:
         """

@@ -32,7 +32,7 @@ MAX_QUOTED = 300
 REDACTED = "[redacted]"
 _BACKOFF_S, _MAX_WAIT_S = 0.5, 10.0
 _LONG_TEXT = 1 << 16  # characters; encoding more than this would be felt by other streams
-_KEY_LIKE = re.compile(r"(?i)\b(sk|pk|key|bearer|token)[-_ ][\w*.+/=-]{8,}")
+_KEY_LIKE = re.compile(r"(?i)\b(sk|pk|key|bearer|token)[-_ ](?=\S*[\d*])[\w*.+/=-]{8,}")
 
 
 class DeadlinePassed(Exception):
