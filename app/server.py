@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
@@ -29,6 +30,7 @@ from app.auth import Auth, RequireUser
 from app.config import BadSetting, Settings
 from app.connections import Drain, DrainMiddleware
 from app.db.account_store import Accounts
+from app.db.quotas import RemoteUse
 from app.db.store import Store
 from app.document_library import open_library
 from app.middleware import add_middleware
@@ -86,8 +88,9 @@ def create_app(
         meter,
         admission,
     )
-    if settings.summary_model is not None and settings.summary_model not in models.names:
-        accepted = ", ".join(models.names)
+    local = [name for name in models.names if name not in models.remotes]
+    if settings.summary_model is not None and settings.summary_model not in local:
+        accepted = ", ".join(local)
         raise BadSetting(f"summary_model is {settings.summary_model!r}; accepted: a served model: {accepted}.")
     mcp = McpEndpoint(state, chats.version())
 
@@ -98,6 +101,7 @@ def create_app(
             closing.push_async_callback(opened.close)
             state.auth = Auth(await asyncio.to_thread(Accounts.open, settings.resolved_data_dir))
             closing.callback(state.auth.close)
+            await _keep_use_of_remotes(state)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both
@@ -148,6 +152,17 @@ def create_app(
     add_middleware(app, settings)
     mount_page(app)  # last: it answers for every path that nobody else took
     return app
+
+
+async def _keep_use_of_remotes(state: State) -> None:
+    """Takes up what remote models have used in this month, and has further use kept."""
+
+    def keep(name: str, use: RemoteUse) -> None:
+        state.auth.later(lambda accounts: accounts.add_remote_use(name, use))
+
+    for name, remote in state.models.remotes.items():
+        remote.spending.load(await state.auth.do(partial(Accounts.remote_use, remote=name)))
+        remote.spending.listeners.append(partial(keep, name))
 
 
 async def _health(request: Request) -> Response:

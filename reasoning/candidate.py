@@ -50,12 +50,16 @@ class CandidateChosen(Event):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`tokens` are all that it added to the sequence; `logprobs` those that were measured, thinking included."""
+    """`tokens` are all that it added to the sequence; `logprobs` those that were measured, thinking included.
+
+    `counted`: the number of tokens, where the tokens are not known.
+    """
 
     index: int
     pieces: tuple[Piece, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    counted: int | None = None
 
     @property
     def text(self) -> str:
@@ -64,7 +68,7 @@ class Candidate:
 
     @property
     def spent(self) -> int:
-        return len(self.tokens)
+        return len(self.tokens) if self.counted is None else self.counted
 
     @property
     def whole(self) -> bool:

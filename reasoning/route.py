@@ -94,11 +94,15 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class CascadeStep:
-    """A model of the cascade. `answer(measured)` writes one answer; `cost` is that of one token, in any unit."""
+    """A model of the cascade. `answer(measured)` writes one answer; `cost` is that of one token, in any unit.
+
+    One that is not `judged`, as its log-probabilities are not known, has to be the last.
+    """
 
     name: str
     answer: Callable[[bool], Awaitable[Candidate]]
     cost: float = 1.0
+    judged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ async def cascade(
         began = clock()
         answer = await step.answer(measured)
         verdicts: list[Verdict] = []
-        for gate in gates:
+        for gate in gates if step.judged else ():
             verdicts.append(gate.judge(answer))
             if not verdicts[-1].passed:
                 break

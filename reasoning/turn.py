@@ -20,6 +20,10 @@ _ID_ALPHABET = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates require it; others take any
 
 
+def new_call_id() -> str:
+    return "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     text: str
@@ -92,8 +96,7 @@ class Turn:
             match event:
                 case CallBegun(name):
                     self._space, self._space_logprobs = "", ()
-                    id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(_ID_LENGTH))
-                    deltas.append(CallStart(self._calls, id, name))
+                    deltas.append(CallStart(self._calls, new_call_id(), name))
                     self._calls += 1
                 case CallArguments(fragment):
                     deltas.append(CallMore(self._calls - 1, fragment))

@@ -7,7 +7,6 @@ any reason, closes its sequences and with them everything below. Knows nothing o
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field, replace
@@ -15,7 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.admission.request_budget import scheduling
 from app.answering.answer_plan import AnswerPlan, ToolLoop
-from app.answering.model_cascade import ModelCascade, ModelChosen
+from app.answering.model_cascade import ModelCascade, ModelChosen, Plan
+from app.answering.remote_answer import RemoteAnswer
+from app.answering.remote_model import RemotePlan, SentToRemote
+from app.answering.schema_check import wrong_with
 from app.connections import finish
 from app.errors import ApiError
 from app.observability.metrics import RequestWatch
@@ -24,7 +26,6 @@ from reasoning.route import Routed
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
 from reasoning.turn import Turn
-from tools.workers.process_pool import ProcessPool, WorkerFailed
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -34,8 +35,6 @@ T = TypeVar("T")
 Answered = tuple[int, Happened]  # with the answer's index
 
 TRIES = 2  # at an answer that is valid against its schema
-WAIT_S = 20.0  # for the process that validates, on a busy machine
-_MEMORY_BYTES = 1 << 30  # of that process
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,12 @@ class AnswerPipeline:
     """One request's work for the engine. `tally` fills as the answers grow.
 
     `watch` begins the request's clock. `plans` has one for each prompt, and `n` answers to each; with `auto` it has one
-    for each model, and one answer. With `loop` the one answer calls tools. `on_event` hears strategies and cascades.
+    for each model, and one answer, as it has for a remote model. With `loop` the one answer calls tools. `on_event`
+    hears strategies, cascades, and reports of what was sent to a remote model.
     """
 
     watch: Callable[[], RequestWatch]
-    plans: Sequence[AnswerPlan]
+    plans: Sequence[Plan]
     n: int = 1
     tenant: str = ""  # owner of the prefix cache's blocks that may be hit
     auto: ModelCascade | None = None
@@ -62,15 +62,20 @@ class AnswerPipeline:
     on_event: Callable[[Event], None] = lambda event: None
     on_prefill: Callable[[Prefill], None] = lambda prefill: None
     tally: Tally = field(default_factory=Tally)
-    routing: dict[str, Any] = field(default_factory=dict)  # the cascade's report as JSON, once there is one
+    routing: dict[str, Any] = field(default_factory=dict)  # of the cascade and the remote as JSON, once there is one
     agent: Agent | None = None  # of the loop, once it runs
     sequence: EngineSequence | None = None  # of the first prompt, once it is open
-    _chosen: AnswerPlan | None = None
+    _chosen: Plan | None = None
 
     @property
-    def plan(self) -> AnswerPlan:
+    def plan(self) -> Plan:
         """The plan that gives the answer: of several models it is known when the first piece comes."""
         return self._chosen or self.plans[0]
+
+    @property
+    def is_routed(self) -> bool:
+        """Returns whether the reply has a report of `routing`."""
+        return self.auto is not None or isinstance(self.plans[0], RemotePlan)
 
     async def stream(self) -> AsyncGenerator[Answered, None]:
         """Yields the answers' events as they come: pieces with their deltas, calls, results.
@@ -79,46 +84,77 @@ class AnswerPipeline:
             ApiError: 422 `schema_not_met`: an answer was not valid in any try. 429: the request's key may not use so
                 many tokens now.
             EngineError: as `Engine.open` and `generate` raise it.
+            RemoteError: a remote model fails, or may not be asked now.
         """
         watch = self.watch()
         with watch.measured():
             if self.auto is not None:
                 stream = self._routed(self.auto, watch)
+            elif isinstance(remote := self.plans[0], RemotePlan):
+                stream = self._sent(remote, watch)
             elif self.loop is not None:
-                stream = self._looped(self.loop, watch)
+                stream = self._looped(remote, self.loop, watch)
             else:
-                stream = self._written(watch)
+                stream = self._written(self._local, watch)
             async with aclosing(stream) as answered:
                 async for each in answered:
                     yield each
 
-    async def _written(self, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
-        turns = [plan.turn() for plan in self.plans for _ in range(self.n)]
-        pieces = self._pieces(self.plans, self.n, watch)
-        if (schema := self.plan.check) is not None:
+    @property
+    def _local(self) -> list[AnswerPlan]:
+        return [plan for plan in self.plans if isinstance(plan, AnswerPlan)]
+
+    async def _written(self, plans: Sequence[AnswerPlan], watch: RequestWatch) -> AsyncGenerator[Answered, None]:
+        turns = [plan.turn() for plan in plans for _ in range(self.n)]
+        pieces = self._pieces(plans, self.n, watch)
+        if (schema := plans[0].check) is not None:
             pieces = self._valid(pieces, schema, watch)
         async with aclosing(pieces) as stream:
             async for index, piece in stream:
                 yield index, _wrote(piece, turns[index])
 
     async def _routed(self, auto: ModelCascade, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
-        longest, limit = max(len(plan.prompt) for plan in self.plans), max(plan.limit for plan in self.plans)
-        watch.admit([plan.served for plan in self.plans], self.tenant, longest, limit)
+        plans = self._local
+        longest, limit = max(len(plan.prompt) for plan in plans), max(plan.limit for plan in self.plans)
+        watch.admit([plan.served for plan in plans], self.tenant, longest, limit)
         self.on_event(Admitted(limit))
-        turn, read = self.plan.turn(), set[int]()
-        async with aclosing(auto.answer(self.plans, self.tenant)) as items:
+        self._keep_local(auto)
+        turn, read = plans[0].turn(), set[int]()
+        async with aclosing(auto.answer(self.plans, self.tenant, self.tally)) as items:
             async for item in items:
+                if isinstance(item, Wrote):
+                    watch.tokens(0, item.piece.spent, 0, item.piece.part)
+                    yield 0, item
+                    continue
                 if isinstance(item, Piece):
                     self._count(0, 0, item, watch, read)
                     yield 0, _wrote(item, turn)
                     continue
                 if isinstance(item, ModelChosen):
-                    self._chosen, turn = item.plan, item.plan.turn()
-                    self.tally.prompt_tokens += len(item.plan.prompt)
+                    self._chosen = item.plan
+                    if isinstance(item.plan, AnswerPlan):
+                        turn = item.plan.turn()
+                        self.tally.prompt_tokens += len(item.plan.prompt)
                 self._hear(item)
 
-    async def _looped(self, loop: ToolLoop, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
-        (plan,) = self.plans
+    def _keep_local(self, auto: ModelCascade) -> None:
+        """Reports that nothing was sent to the cascade's remote model, until something is."""
+        if auto.remote is not None:
+            why = auto.stays or "a model of this server was sure enough"
+            self.routing["remote"] = {"model": auto.remote.name, "sent": False, "why": why}
+
+    async def _sent(self, plan: RemotePlan, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
+        watch.admit([], self.tenant, plan.prompt.estimated_tokens, plan.limit)
+        self.routing["model"] = plan.served.name
+        self.on_event(Admitted(plan.limit))
+        answer = RemoteAnswer(plan, self.tally, wrong_with, "the request names it", self._hear, self.loop)
+        async with aclosing(answer.stream()) as happening:
+            async for each in happening:
+                if isinstance(each, Wrote):
+                    watch.tokens(0, each.piece.spent, 0, each.piece.part)
+                yield 0, each
+
+    async def _looped(self, plan: AnswerPlan, loop: ToolLoop, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
         agent = self.agent = plan.agent(loop, self._hear)
         self.tally.prompt_tokens += len(plan.prompt)
         watch.admit([plan.served], self.tenant, len(plan.prompt), plan.limit)
@@ -178,7 +214,9 @@ class AnswerPipeline:
         if isinstance(event, Spent):
             self.tally.add_unseen(event.written, event.read)
         elif isinstance(event, Routed):
-            self.routing = routing_json(event)
+            self.routing |= routing_json(event)
+        elif isinstance(event, SentToRemote):
+            self.routing["remote"] = event.as_json()
         self.on_event(event)
 
     # -- validation of answers with a mask that allows a superset of their schema
@@ -197,7 +235,7 @@ class AnswerPipeline:
                 wrong = await _wrong(schema, answer)
                 for at in range(1, TRIES):
                     if wrong is not None:
-                        answer = await self._again(self.plans[index // self.n], at, watch)
+                        answer = await self._again(self._local[index // self.n], at, watch)
                         wrong = await _wrong(schema, answer)
                 if wrong is not None:
                     raise ApiError(
@@ -275,15 +313,3 @@ async def _wrong(schema: str, pieces: Sequence[Piece]) -> str | None:
     if any(piece.part == "call" for piece in pieces):
         return None
     return await wrong_with(schema, "".join(piece.text for piece in pieces if piece.part == "answer"))
-
-
-async def wrong_with(schema: str, text: str) -> str | None:
-    """Returns the reason why a JSON text is not valid against a schema (both as text), from a process of its own."""
-    worker = ProcessPool("tools.workers.schema_check", timeout_s=WAIT_S, memory_bytes=_MEMORY_BYTES, requests=1)
-    try:
-        wrong: str | None = await worker.ask({"schema": json.loads(schema), "text": text, "explain": True})
-        return wrong
-    except WorkerFailed:
-        return "checking it takes too long, or too much memory"
-    except ValueError as error:
-        return f"the schema cannot be checked: {error}"

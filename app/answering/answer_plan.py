@@ -75,6 +75,18 @@ class AnswerPlan:
         assert self.span.max_tokens is not None
         return self.span.max_tokens
 
+    @property
+    def may_call(self) -> bool:
+        return self.tool_plan is not None
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.span.sampling
+
+    def limited(self, max_tokens: int) -> AnswerPlan:
+        """Returns the plan of an answer that has at most so many tokens."""
+        return replace(self, span=replace(self.span, max_tokens=min(max_tokens, self.limit)))
+
     def check_routed(self) -> None:
         """
         Raises:

@@ -7,6 +7,7 @@ so this knows nothing of messages, templates or HTTP.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -16,15 +17,21 @@ from typing import Literal
 
 from app.admission.request_budget import RequestBudget, scheduling
 from app.answering.answer_plan import AnswerPlan
+from app.answering.remote_answer import RemoteAnswer
+from app.answering.remote_model import RemoteModel, RemotePlan
+from app.answering.schema_check import wrong_with
 from app.answering.served_model import ServedModel
 from app.connections import finish
-from app.errors import from_exception
+from app.errors import ApiError, from_exception
+from app.remote.wire_formats import RemoteError
 from engine.outputs import TokenLogprob
+from reasoning.agent import Wrote
 from reasoning.candidate import TOP, Candidate
-from reasoning.route import CascadeStep, Confident, Decided, Gate, Tried, Whole, cascade
+from reasoning.route import CascadeStep, Confident, Decided, Gate, Routed, Tried, Whole, cascade
 from reasoning.strategy import Event, Spent
-from reasoning.thinking import AnswerFunction, Piece, think_and_answer
+from reasoning.thinking import AnswerFunction, Piece, Tally, think_and_answer
 
+Plan = AnswerPlan | RemotePlan
 GateName = Literal["confidence", "entropy", "whole"]
 CONFIDENCE = 0.97
 ENTROPY = 0.1  # nats
@@ -34,7 +41,7 @@ ENTROPY = 0.1  # nats
 class ModelChosen(Event):
     """The pieces that follow are the answer by this plan, one of those that were given."""
 
-    plan: AnswerPlan
+    plan: Plan
 
 
 class ModelCascade:
@@ -48,13 +55,16 @@ class ModelCascade:
     - one `ModelChosen`, just before the first piece: take the model's parts from its `plan` (its name, its
       tokenizer for log-probabilities, the parser of its calls);
     - the answer's `Piece`s, the last one with a finish reason. The last model's come as they are written, another's all
-      at once, when it has passed;
+      at once, when it has passed; a remote model's are in `Wrote`s, with `SentToRemote` before them;
     - one `Routed`, the report: before the pieces of an answer that passed, after those of the last model's.
     """
 
-    def __init__(self, steps: Sequence[ServedModel], gate: Gate) -> None:
+    def __init__(self, steps: Sequence[ServedModel], gate: Gate, remote: RemoteModel | None = None) -> None:
+        """`remote` is asked last, where the request may be sent to it."""
         self.steps = tuple(steps)
         self.gate = gate
+        self.remote = remote
+        self.stays = ""  # the reason for which the current request is not sent to the remote
         self.counts: Counter[tuple[str, bool]] = Counter()  # answers by model, and whether they were given
         self.hear: Callable[[str, bool], None] = lambda model, given: None  # each of them
 
@@ -78,14 +88,36 @@ class ModelCascade:
             raise too_long
         return made
 
-    async def answer(self, plans: Sequence[AnswerPlan], tenant: str = "") -> AsyncGenerator[Piece | Event, None]:
+    async def with_remote(
+        self, plans: Sequence[AnswerPlan], make: Callable[[RemoteModel], Awaitable[RemotePlan]]
+    ) -> tuple[list[Plan], ModelCascade]:
+        """Returns the plans with the remote's at the end, where there is a remote and the request may be sent to it;
+        and the cascade for this request, which has the reason why not."""
+        if self.remote is None:
+            return list(plans), self
+        try:
+            last = await make(self.remote)
+            self.remote.spending.check(last.prompt.estimated_tokens, last.limit)
+        except ApiError as refusal:
+            mine = copy.copy(self)
+            mine.stays = refusal.message
+            return list(plans), mine
+        return [*plans, last], self
+
+    async def answer(
+        self, plans: Sequence[Plan], tenant: str = "", tally: Tally | None = None
+    ) -> AsyncGenerator[Piece | Wrote | Event, None]:
         """One answer; see the class for its items. Closing it ends the answer being written, and frees its blocks.
+
+        Args:
+            tally: gets a remote model's tokens.
 
         Raises:
             EngineError: as `Engine.open` and `generate` raise it.
+            RemoteError: the remote model fails.
         """
-        items: asyncio.Queue[Piece | Event | None] = asyncio.Queue()
-        work = asyncio.create_task(self._climb(plans, tenant, items.put_nowait))
+        items: asyncio.Queue[Piece | Wrote | Event | None] = asyncio.Queue()
+        work = asyncio.create_task(self._climb(plans, tenant, items.put_nowait, tally or Tally()))
         work.add_done_callback(lambda _: items.put_nowait(None))
         try:
             while (item := await items.get()) is not None:
@@ -94,35 +126,72 @@ class ModelCascade:
         finally:
             await finish(work)
 
-    async def _climb(self, plans: Sequence[AnswerPlan], tenant: str, emit: Callable[[Piece | Event], None]) -> None:
-        largest = max(each.served.parameters for each in plans)
+    async def _climb(
+        self, plans: Sequence[Plan], tenant: str, emit: Callable[[Piece | Wrote | Event], None], tally: Tally
+    ) -> None:
+        largest = max(each.served.parameters for each in plans if isinstance(each, AnswerPlan))
         last = len(plans) - 1
         read: list[int] = []  # by the models asked so far: tokens of the prompt that were not in their caches
+        tried: list[Tried] = []
+        asked: list[Candidate] = []
+        sent: list[Piece] = []  # of the remote's answer
 
-        def step(at: int, one: AnswerPlan) -> CascadeStep:
+        def step(at: int, one: Plan) -> CascadeStep:
+            if isinstance(one, RemotePlan):  # its cost is money, and in its own report
+                return CascadeStep(one.served.name, partial(_sent, one, tally, emit, sent), 0.0, judged=False)
+
             async def answer(measured: bool) -> Candidate:
                 if at == last:
                     emit(ModelChosen(one))
                 candidate = await _written(one, tenant, measured, emit if at == last else lambda piece: None)
                 read.append(sum(piece.prompt_tokens - piece.cached_tokens for piece in candidate.pieces[:1]))
+                asked.append(candidate)
                 return candidate
 
             return CascadeStep(one.served.name, answer, one.served.parameters / largest)
 
         steps = [step(at, one) for at, one in enumerate(plans)]
-        async with aclosing(cascade(steps, [self.gate])) as climbing:
-            async for item in climbing:
-                if isinstance(item, Event):
-                    emit(item)
-                if isinstance(item, Tried):
-                    self.counts[item.model, item.passed] += 1
-                    self.hear(item.model, item.passed)
-                    if not item.passed:
-                        emit(Spent(item.tokens, read[-1]))
-                elif isinstance(item, Candidate) and len(read) <= last:
-                    emit(ModelChosen(plans[len(read) - 1]))
-                    for piece in item.pieces:
-                        emit(piece)
+        try:
+            async with aclosing(cascade(steps, [self.gate])) as climbing:
+                async for item in climbing:
+                    if isinstance(item, Event):
+                        emit(item)
+                    if isinstance(item, Tried):
+                        tried.append(item)
+                        self.counts[item.model, item.passed] += 1
+                        self.hear(item.model, item.passed)
+                        if not item.passed:
+                            emit(Spent(item.tokens, read[-1]))
+                    elif isinstance(item, Candidate) and len(read) <= last and not sent:
+                        _give(plans[len(read) - 1], item, emit)
+        except RemoteError:
+            if not asked or sent:
+                raise
+            # The remote said nothing: the last answer of a model of ours is given after all, and so it was not unseen.
+            emit(Spent(-tried[-1].tokens, -read[-1]))
+            emit(Routed(tuple(tried)))
+            _give(plans[len(read) - 1], asked[-1], emit)
+
+
+def _give(plan: Plan, candidate: Candidate, emit: Callable[[Piece | Wrote | Event], None]) -> None:
+    emit(ModelChosen(plan))
+    for piece in candidate.pieces:
+        emit(piece)
+
+
+async def _sent(
+    one: RemotePlan, tally: Tally, emit: Callable[[Piece | Wrote | Event], None], sent: list[Piece], measured: bool
+) -> Candidate:
+    """The remote model's answer, which `emit` gets as it comes."""
+    answer = RemoteAnswer(one, tally, wrong_with, "no model of this server was sure enough", emit)
+    async with aclosing(answer.stream()) as happening:
+        async for each in happening:
+            if isinstance(each, Wrote):
+                if not sent:
+                    emit(ModelChosen(one))
+                sent.append(each.piece)
+                emit(each)
+    return Candidate(0, tuple(sent), (), counted=answer.written)
 
 
 def allowed_models(plans: Sequence[AnswerPlan]) -> list[AnswerPlan]:

@@ -1,6 +1,7 @@
 """The models that one server serves, by name. The first is the default.
 
-Each has an engine of its own, in this process. Knows nothing of requests, nor of how an answer is made.
+Each has an engine of its own, in this process. Beside them stand remote models, which other servers serve. Knows
+nothing of requests, nor of how an answer is made.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Self
 
 from app.admission.request_budget import enter
 from app.answering.answer_plan import AnswerPlan
-from app.answering.model_cascade import ModelCascade, allowed_models, gate_of
+from app.answering.model_cascade import ModelCascade, Plan, allowed_models, gate_of
+from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
@@ -24,15 +26,18 @@ from engine.errors import EngineError
 class ModelRegistry:
     """At least one model. Each is found by its name and its path, and the first also as `default`.
 
-    `auto` chooses among several; there is none where one model alone is served.
+    `auto` chooses among several, or a model and a remote one; there is none where one model alone is served.
     """
 
-    def __init__(self, served: Sequence[ServedModel], auto: ModelCascade | None = None) -> None:
+    def __init__(
+        self, served: Sequence[ServedModel], auto: ModelCascade | None = None, remotes: Sequence[RemoteModel] = ()
+    ) -> None:
         """
         Raises:
             BadSetting: two have one name.
         """
         self.auto = auto
+        self.remotes = {each.name: each for each in remotes}
         self._served = tuple(served)
         self._by_name: dict[str, ServedModel] = {}
         for each in self._served:
@@ -49,18 +54,20 @@ class ModelRegistry:
 
         Raises:
             CheckpointError: a file beside a model's weights cannot be read.
-            BadSetting: two have one name.
+            BadSetting: two have one name, or a remote's key is not there.
         """
+        remotes = [RemoteModel(each) for each in settings.remote]
+        last = next((each for each in remotes if each.settings.auto), None)
         served = []
         for name, engine in engines.items():
             first = name == settings.model_name
             path = settings.model if first else settings.models[name]
             served.append(ServedModel(engine, path, name, settings.tool_call_parser if first else "auto"))
-        if len(served) < 2:
-            return cls(served)
+        if len(served) < 2 and last is None:
+            return cls(served, None, remotes)
         by_name = {each.name: each for each in served}
         steps = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
-        return cls(served, ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar)))
+        return cls(served, ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar), last), remotes)
 
     @classmethod
     async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> ModelRegistry:
@@ -81,6 +88,7 @@ class ModelRegistry:
         )
 
         settings.check_models()
+        settings.check_remotes()
         paths = {settings.model_name: settings.model, **settings.models}
         configs = [settings.engine_config(path) for path in paths.values()]
         engines: dict[str, Engine] = {}
@@ -118,8 +126,10 @@ class ModelRegistry:
         return cls.of(engines, settings)
 
     async def stop(self) -> None:
-        """Stop every engine. Idempotent."""
-        await asyncio.gather(*(each.engine.stop() for each in self._served))
+        """Stops every engine, and closes the connections to remote models. Idempotent."""
+        await asyncio.gather(
+            *(each.engine.stop() for each in self._served), *(each.close() for each in self.remotes.values())
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,18 +153,23 @@ class ModelRegistry:
     def names(self) -> tuple[str, ...]:
         """Names that clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
         auto = () if self.auto is None else (AUTO_NAME,)
-        return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *auto)))
+        return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *self.remotes, *auto)))
 
     async def plans(
-        self, name: str, make: Callable[[ServedModel], Awaitable[AnswerPlan]]
-    ) -> tuple[Sequence[AnswerPlan], ModelCascade | None]:
-        """Plans a request, which asks for the model of this name, with `make`: for that model; for `auto`, for each
-        model that it may ask now, and returns the cascade with them.
+        self,
+        name: str,
+        make: Callable[[ServedModel], Awaitable[AnswerPlan]],
+        make_remote: Callable[[RemoteModel], Awaitable[RemotePlan]],
+    ) -> tuple[Sequence[Plan], ModelCascade | None]:
+        """Plans a request, which asks for the model of this name, with `make` or `make_remote`: for that model; for
+        `auto`, for each model that it may ask now, and returns the cascade with them.
 
         Raises:
             ApiError: 404 `model_not_found`, or that several models cannot answer it.
             Exception: as `make` raises it.
         """
+        if (remote := self.remotes.get(name)) is not None:
+            return [await make_remote(remote)], None
         if name != AUTO_NAME or self.auto is None:
             served = self.get(name)
             enter(served)
@@ -163,18 +178,22 @@ class ModelRegistry:
         plans = await self.auto.plans(make)
         for plan in plans:
             plan.check_routed()
-        return allowed_models(plans), self.auto
+        return await self.auto.with_remote(allowed_models(plans), make_remote)
 
     def get(self, name: str) -> ServedModel:
         """
         Raises:
             ApiError: 404 `model_not_found`. So is `auto`, which is no model: a caller that supports it checks for
-                `auto` before.
+                `auto` before. 400 `remote_model`: it is on another server, and this needs an engine.
         """
         if (found := self._by_name.get(name)) is not None:
             return found
+        local = [each for each in self.names if each != AUTO_NAME and each not in self.remotes]
+        if name in self.remotes:
+            message = f"The model {name!r} is on another server, and this needs an engine; accepted: {_listed(local)}."
+            raise ApiError(400, message, param="model", code="remote_model")
         if name == AUTO_NAME and self.auto is not None:
-            named = _listed([each for each in self.names if each != AUTO_NAME])
+            named = _listed(local)
             message = f"The model 'auto' chooses among models, and one must be named here; accepted: {named}."
         else:
             message = f"The model {name!r:.200} is not served here; accepted: {_listed(self.names)}."

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -20,7 +20,8 @@ from pydantic_core import from_json
 from app.admission.request_budget import output_limit
 from app.answering.answer_pipeline import AnswerPipeline
 from app.answering.answer_plan import AnswerPlan
-from app.answering.model_cascade import ModelCascade
+from app.answering.model_cascade import ModelCascade, Plan
+from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.answering.thinking_signature import ThinkingSigner
 from app.answering.thinking_summary import ThinkingSummary
@@ -28,6 +29,7 @@ from app.anthropic.content_blocks import REDACTED, Conversation, Json, conversat
 from app.anthropic.request_models import ConversationRequest, MessagesRequest, reworded
 from app.errors import ApiError, from_exception
 from app.openai.chat_completions import plan_chat
+from app.openai.remote_requests import plan_remote_chat
 from app.request_body import is_large
 from app.state import Serving
 from engine.errors import EngineError
@@ -44,11 +46,9 @@ async def message_job(request: MessagesRequest, state: Serving, user: str) -> Me
     """
     output_limit(request.max_tokens)
 
-    def cut(plan: AnswerPlan) -> AnswerPlan:
-        return replace(plan, span=replace(plan.span, max_tokens=min(request.max_tokens, plan.limit)))
-
     plans, auto = await _plans(request, state, user)
-    pipeline = AnswerPipeline(partial(state.counting.watch, "messages"), [cut(plan) for plan in plans], 1, user, auto)
+    plans = [plan.limited(request.max_tokens) for plan in plans]
+    pipeline = AnswerPipeline(partial(state.counting.watch, "messages"), plans, 1, user, auto)
     return MessageJob(request, pipeline, state.thoughts(user), state.signer)
 
 
@@ -58,13 +58,14 @@ async def count_tokens(request: ConversationRequest, state: Serving, user: str) 
     Raises:
         ApiError: 400 or 404, naming the field.
     """
+    if request.model in state.models.remotes:
+        state.models.get(request.model)  # refuses it: only its own server has its tokenizer
     plans, _ = await _plans(request, state, user)
+    assert isinstance(plans[0], AnswerPlan)
     return {"input_tokens": len(plans[0].prompt)}
 
 
-async def _plans(
-    request: ConversationRequest, state: Serving, user: str
-) -> tuple[Sequence[AnswerPlan], ModelCascade | None]:
+async def _plans(request: ConversationRequest, state: Serving, user: str) -> tuple[Sequence[Plan], ModelCascade | None]:
     def converted() -> Conversation:
         return conversation(request.system, request.messages, state.signer)
 
@@ -75,8 +76,11 @@ async def _plans(
         chat = request.chat(made.messages, served.markers is not None)
         return await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
 
+    async def plan_remote(remote: RemoteModel) -> RemotePlan:
+        return await plan_remote_chat(request.chat(made.messages, thinks=False), remote)
+
     try:
-        return await state.models.plans(request.model, plan)
+        return await state.models.plans(request.model, plan, plan_remote)
     except (ApiError, EngineError) as error:
         raise reworded(from_exception(error, param="messages"), made.places) from error
 
@@ -139,7 +143,7 @@ class MessageJob:
             yield event
         assert isinstance(wrote, Wrote)
         ending = {"stop_reason": self._stop_reason(wrote), "stop_sequence": _stop_sequence(wrote)}
-        routing = {} if pipeline.auto is None else {"routing": pipeline.routing}
+        routing = {"routing": pipeline.routing} if pipeline.is_routed else {}
         yield {
             "type": "message_delta",
             "delta": ending,
@@ -169,8 +173,9 @@ class MessageJob:
         return {"tool_calls": "tool_use", "length": "max_tokens"}.get(wrote.finish_reason or "", "end_turn")
 
     @property
-    def _block_size(self) -> int:
-        return self.pipeline.plan.served.engine.config.block_size
+    def _block_size(self) -> int | None:
+        served = self.pipeline.plan.served
+        return None if isinstance(served, RemoteModel) else served.engine.config.block_size
 
 
 def _stop_sequence(wrote: Wrote) -> str | None:
@@ -242,10 +247,10 @@ def event_bytes(event: Json) -> bytes:
     return f"event: {event['type']}\ndata: {data}\n\n".encode()
 
 
-def usage_json(tally: Tally, block_size: int) -> Json:
+def usage_json(tally: Tally, block_size: int | None) -> Json:
     """`usage` in Anthropic's shape: each token of the prompt is in one of three counts. The prefix cache keeps whole
-    blocks: those that were computed now count as creation, and the rest as input."""
-    kept = tally.prompt_tokens - tally.prompt_tokens % block_size
+    blocks: those that were computed now count as creation, and the rest as input. None: there is no cache of ours."""
+    kept = 0 if block_size is None else tally.prompt_tokens - tally.prompt_tokens % block_size
     created = max(0, kept - tally.cached_tokens)
     return {
         "input_tokens": tally.prompt_tokens - tally.cached_tokens - created,

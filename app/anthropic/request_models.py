@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.anthropic.content_blocks import Json
 from app.errors import ApiError, invalid
-from app.openai.request_models import MAX_STOPS, ChatRequest, Temperature, TopP
+from app.openai.request_models import MAX_STOPS, ChatRequest, Private, Temperature, TopP
 from app.request_body import Refusal, parse
 
 _KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it
@@ -88,6 +88,7 @@ class ConversationRequest(BaseModel):
         None, description=f'{{"effort"?: {", ".join(_EFFORTS)}, "format"?: {_FORMAT}}}'
     )
     output_format: dict[str, Any] | None = Field(None, description=f"{_FORMAT}; the older place of output_config's")
+    private: Private = False
 
     @model_validator(mode="after")
     def _one_form(self) -> ConversationRequest:
@@ -107,7 +108,7 @@ class ConversationRequest(BaseModel):
         body = {
             "model": self.model, "messages": messages, **self.sampling_fields(), **self._reasoning(thinks),
             "tools": tools or None, "tool_choice": choice, "parallel_tool_calls": parallel,
-            "response_format": _response_format(form),
+            "response_format": _response_format(form), "private": self.private,
         }  # fmt: skip
         return parse(body, ChatRequest)
 
@@ -124,7 +125,7 @@ class ConversationRequest(BaseModel):
                     return {}
                 effort = None if self.output_config is None else self.output_config.effort
                 return {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": effort}
-        return {"reasoning_effort": "none"}
+        return {"reasoning_effort": "none"} if thinks else {}
 
 
 class MessagesRequest(ConversationRequest):

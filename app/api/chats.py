@@ -21,6 +21,7 @@ from app.current_user import AppState, User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
 from app.db.chat_store import BadCursor, Tree
 from app.errors import invalid
+from app.openai.request_models import Private
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber
 from app.request_body import JsonBody
 
@@ -46,18 +47,21 @@ class ChatChange(BaseModel):
     pinned: bool | None = Field(None, description="true or false")
     folder_id: str | None = Field(None, description="the id of a folder of yours, or null for none")
     leaf_id: str | None = Field(None, description="the id of a message of this chat")
+    private: bool | None = Field(None, description="true or false: whether the chat is kept from remote models")
 
 
 ChatChangeBody = Annotated[ChatChange, Depends(JsonBody(ChatChange, nulls=True))]
 
 
-class NoFields(BaseModel):
+class NewChat(BaseModel):
     """The body of `POST /api/chats`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    private: Private = False
 
 
-NoFieldsBody = Annotated[NoFields, Depends(JsonBody(NoFields))]
+NewChatBody = Annotated[NewChat, Depends(JsonBody(NewChat))]
 
 
 class ChatsQuery(BaseModel):
@@ -131,8 +135,8 @@ async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, An
 
 
 @router.post("/chats", status_code=201)
-async def create_chat(user: User, state: AppState, wanted: NoFieldsBody) -> dict[str, Any]:
-    return await state.store.chats.create(user)
+async def create_chat(user: User, state: AppState, wanted: NewChatBody) -> dict[str, Any]:
+    return await state.store.chats.create(user, private=wanted.private)
 
 
 @router.get("/chats/search")

@@ -17,6 +17,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from app.admission.request_budget import enter, narrow, output_limit
 from app.answering.checkers import CHECKER
 from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
+from app.answering.remote_model import RemoteModel
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME, DEFAULT_NAME
@@ -160,6 +161,8 @@ async def start_run(
     narrow(wanted.priority, wanted.deadline_s)
     output_limit(wanted.max_tokens)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
+    if (remote := state.models.remotes.get(wanted.model or "")) is not None:
+        return await _started(request, state, chat_id, wanted, _remote_spec(wanted, remote, user))
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.steps))
     reasoning_config = reduced_by_load(
@@ -176,6 +179,29 @@ async def start_run(
         collections=wanted.collections, tools=wanted.tools, served=served, auto=auto,
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
+    return await _started(request, state, chat_id, wanted, ask)
+
+
+def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
+    """The run of a remote model.
+
+    Raises:
+        ApiError: 400: a field means nothing to it.
+    """
+    others = ("thinking", "strategy", "strategy_options", "checker", "priority")
+    remote.check_fields(name for name in others if getattr(wanted, name) is not None)
+    effort = {} if wanted.reasoning_effort is None else {"reasoning_effort": wanted.reasoning_effort}
+    sampling: dict[str, Any] = {**wanted.sampling(), **effort}
+    remote.check_fields(sampling)
+    remote.sampling(sampling)
+    remote.limit(wanted.max_tokens)
+    return RunSpec(
+        wanted.place(), wanted.system_prompt(), sampling, max_tokens=wanted.max_tokens,
+        collections=wanted.collections, tools=wanted.tools, served=remote, user=user,
+    )  # fmt: skip
+
+
+async def _started(request: Request, state: AppState, chat_id: str, wanted: RunRequest, ask: RunSpec) -> dict[str, Any]:
     try:
         started = await state.runs.start(chat_id, ask, _key(request, chat_id, wanted))
     except UnknownTool as error:

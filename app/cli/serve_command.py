@@ -1,6 +1,6 @@
 """`ponder serve`, its options made from the settings, and `ponder settings`, the table of docs/operations.md.
 
-Tables of the configuration file that no option names (`databases`, `mcp`, `efforts`) are for the file alone.
+Tables of the configuration file that no option names (`databases`, `mcp`, `efforts`, `remote`) are for the file alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _with_options() -> Callable[..., None]:
 
     options = [_config_option()]
     for name, field in Settings.model_fields.items():
-        if get_origin(field.annotation) is not dict or _extra(field)["flag"]:
+        if not _is_table(field) or _extra(field)["flag"]:
             options.append(_option(name, field))
     options += [_parameter(name, str, typer.Option(_flag(name), hidden=True, show_default=False)) for name in RENAMED]
     options.sort(key=lambda option: _PANELS.index(_panel(option.name)))
@@ -69,6 +69,12 @@ def _with_options() -> Callable[..., None]:
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # inspect's; not in typeshed
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
+
+
+def _is_table(field: FieldInfo) -> bool:
+    """Returns whether a setting's value is a table, or a list of tables."""
+    inside = get_args(field.annotation)[:1]
+    return get_origin(field.annotation) is dict or any(hasattr(each, "model_fields") for each in inside)
 
 
 def _panel(setting: str) -> str:

@@ -1,4 +1,7 @@
-"""Settings of the served models: their names, and the router's order of asking them. Knows nothing of how they run."""
+"""Settings of the served models: their names, the remote ones, and the router's order of asking them.
+
+Knows nothing of how they run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, field_validator
 
 from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated, setting
+from app.config.remote_settings import RemoteSettings
 
 
 class ModelSettings(BaseModel):
@@ -31,6 +35,12 @@ class ModelSettings(BaseModel):
         "[several models](#several-models)",
         accepts="NAME=DIR or NAME=HUB-NAME, or a table of them: further models by the names that clients ask for",
         flag="--also",
+    )
+    remote: tuple[RemoteSettings, ...] = setting(
+        (),
+        "[remote models](#remote-models): servers with OpenAI's or Anthropic's API, each under a name of its own",
+        more="`[[remote]]` with `name`, `url` and `model`",
+        accepts=f"a list of tables, each of {', '.join(RemoteSettings.model_fields)}",
     )
     router: CommaSeparated = setting(
         (),
@@ -91,13 +101,25 @@ class ModelSettings(BaseModel):
                 raise BadSetting(f"models has {name!r} = {model!r}; accepted: a name and a directory or Hub name.")
             if name in taken:
                 raise BadSetting(f"models has {name!r}, which is {taken[name]}; accepted: another name.")
-        if self.models and self.model_name == AUTO_NAME:
+            taken[name] = "one of models"
+        for remote in self.remote:
+            if remote.name in taken:
+                raise BadSetting(f"remote has {remote.name!r}, which is {taken[remote.name]}; accepted: another name.")
+            taken[remote.name] = "another remote"
+        if self.has_router and self.model_name == AUTO_NAME:
             raise BadSetting("model is called 'auto', which is the router; accepted: another served_model_name.")
+        if len(asked := [remote.name for remote in self.remote if remote.auto]) > 1:
+            raise BadSetting(f"auto is true of the remotes {' and '.join(asked)}; accepted: true of one at most.")
         self._check_router()
+
+    @property
+    def has_router(self) -> bool:
+        """Returns whether there is a router: several models, or a remote one that it may ask."""
+        return bool(self.models) or any(remote.auto for remote in self.remote)
 
     def _check_router(self) -> None:
         given = [name for name in ("router", "router_gate", "router_bar") if name in self.model_fields_set]
-        if given and not self.models:
+        if given and not self.has_router:
             raise BadSetting(
                 f"{given[0]} is set, and one model alone is served; accepted: {given[0]} not set, or more models "
                 "(--also NAME=DIR)."

@@ -90,6 +90,20 @@ class Settings(
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, FileSource(settings_cls)
 
+    def check_remotes(self) -> None:
+        """
+        Raises:
+            BadSetting: there are remote models and several processes, which would not know each other's budgets; or the
+                key of one is not there.
+        """
+        for remote in self.remote:
+            remote.key()
+        if self.remote and self.api_workers > 1:
+            raise BadSetting(
+                f"api_workers is {self.api_workers}, and the budgets of remote models are one process's; accepted: 1 "
+                "with remote models."
+            )
+
     @property
     def resolved_data_dir(self) -> Path:
         return (self.data_dir or default_data_dir()).expanduser()

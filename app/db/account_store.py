@@ -22,9 +22,9 @@ from app.config import BadSetting
 from app.db.accounts import NO_QUOTA, SESSION_S, Account, ApiKey, Role, RoleDiffers, hashed
 from app.db.connection import insert, row, rows, transaction
 from app.db.migrations import NewerDatabase, open_database
-from app.db.quotas import Quota, Used, day_of
+from app.db.quotas import Quota, RemoteUse, Used, day_of
 from app.db.sqlite import NameTaken, NotThere, make_data_dir, new_id
-from app.db.tables import keys, sessions, usage, users
+from app.db.tables import keys, remote_use, sessions, usage, users
 
 _SHOWN_CHARACTERS = 13  # of a key, to recognise it by
 _USED_S = 60.0  # between two notes that a key was used
@@ -52,6 +52,15 @@ _ADDED = upsert(usage).from_select(
 _ADD_USE = _ADDED.on_conflict_do_update(
     index_elements=[usage.c.key_id, usage.c.day],
     set_={name: usage.c[name] + _ADDED.excluded[name] for name in ("requests", "tokens")},
+)
+
+_REMOTE = upsert(remote_use)
+_ADD_REMOTE_USE = _REMOTE.on_conflict_do_update(
+    index_elements=[remote_use.c.remote, remote_use.c.day],
+    set_={name: remote_use.c[name] + _REMOTE.excluded[name] for name in ("requests", "prompt", "completion", "cost")},
+)
+_REMOTE_USE = select(*(column for column in remote_use.c if column is not remote_use.c.remote)).where(
+    remote_use.c.remote == bindparam("remote"), remote_use.c.day >= bindparam("first")
 )
 
 
@@ -207,6 +216,17 @@ class Accounts:
             self._db.execute(
                 _ADD_USE, {"key": key_id, "today": day_of(time.time()), "count": requests, "spent": tokens}
             )
+
+    def add_remote_use(self, remote: str, use: RemoteUse) -> None:
+        """Counts what a remote model has used on a day."""
+        with self._writing():
+            self._db.execute(_ADD_REMOTE_USE, {"remote": remote, **asdict(use)})
+
+    def remote_use(self, remote: str) -> list[RemoteUse]:
+        """Returns what a remote model has used in this month, by day."""
+        first = f"{day_of(time.time())[:8]}01"
+        with self._reading():
+            return [RemoteUse(**each) for each in rows(self._db, _REMOTE_USE, remote=remote, first=first)]
 
     def revoke(self, id: str) -> ApiKey:
         """End a key, with the sessions that it opened. One that has ended stays as it is.

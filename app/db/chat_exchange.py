@@ -70,6 +70,7 @@ class ExportedChat(_Part):
     created_at: Moment
     updated_at: Moment
     pinned: bool = False
+    private: bool = False
     folder: str | None = Field(None, min_length=1, max_length=MAX_FOLDER)
     leaf_id: str | None
     messages: Annotated[list[ExportedMessage], FailFast()]
@@ -125,7 +126,8 @@ class ChatExchange:
 
 def _exported(chat: Row, messages: list[Row]) -> Row:
     kept = {name: chat[name] for name in ExportedChat.model_fields if name != "messages"}
-    return {**kept, "pinned": bool(chat["pinned"]), "messages": [_exported_message(each) for each in messages]}
+    flags = {name: bool(chat[name]) for name in ("pinned", "private")}
+    return {**kept, **flags, "messages": [_exported_message(each) for each in messages]}
 
 
 def _exported_message(message: Row) -> Row:
@@ -178,7 +180,8 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
         db, chats,
         {
             "id": chat_id, "user": user, "title": chat.title, "created_at": chat.created_at,
-            "updated_at": chat.updated_at, "pinned": chat.pinned, "imported": True, "leaf_id": ids[chat.leaf_id],
+            "updated_at": chat.updated_at, "pinned": chat.pinned, "private": chat.private, "imported": True,
+            "leaf_id": ids[chat.leaf_id],
             "folder_id": None if chat.folder is None else _folder(db, user, chat.folder),
         },
     )  # fmt: skip

@@ -158,7 +158,7 @@ def add_message(db: Connection, chat_id: str, message: Row) -> None:
 _IN_FOLDER = select(folders.c.id).where(folders.c.id == chats.c.folder_id, folders.c.deleted_at.is_(None))
 _SHOWN = (
     chats.c.id, chats.c.title, chats.c.created_at, chats.c.updated_at, chats.c.pinned,
-    _IN_FOLDER.scalar_subquery().label("folder_id"), chats.c.leaf_id,
+    _IN_FOLDER.scalar_subquery().label("folder_id"), chats.c.leaf_id, chats.c.private,
 )  # fmt: skip
 CHAT_NUMBER = literal_column("chats.rowid", Integer)  # SQLite's: the order in which chats were made
 _OF_USER = (chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
@@ -180,9 +180,9 @@ class Chats:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, user: str) -> Row:
+    async def create(self, user: str, *, private: bool = False) -> Row:
         now = time.time()
-        chat = {"id": new_id("chat"), "title": "", "created_at": now, "updated_at": now}
+        chat = {"id": new_id("chat"), "title": "", "created_at": now, "updated_at": now, "private": private}
         await self._database.read(lambda db: insert(db, chats, {**chat, "user": user}))
         return {**chat, "pinned": False, "folder_id": None, "leaf_id": None}
 
@@ -238,8 +238,8 @@ class Chats:
         return _shown(chat), messages
 
     async def change(self, user: str, id: str, changes: Mapping[str, Any]) -> Row:
-        """Set some of `title`, `pinned`, `folder_id` and `leaf_id`; a message that is no leaf stands for the newest
-        leaf below it. Any: each has its own type.
+        """Set some of `title`, `pinned`, `folder_id`, `leaf_id` and `private`; a message that is no leaf stands for the
+        newest leaf below it. Any: each has its own type.
 
         Raises:
             NotThere: there is no such chat, folder or message.
@@ -274,4 +274,5 @@ def chat_of(db: Connection, user: str, id: str) -> Row:
 
 
 def _shown(chat: Row) -> Row:
-    return {name: value for name, value in {**chat, "pinned": bool(chat["pinned"])}.items() if name != "imported"}
+    flags = {name: bool(chat[name]) for name in ("pinned", "private")}
+    return {name: value for name, value in {**chat, **flags}.items() if name != "imported"}

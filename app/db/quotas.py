@@ -1,4 +1,4 @@
-"""Quotas of a key and its usage: limits of a minute, a day and a month, and counts by day.
+"""Quotas of a key and its usage: limits of a minute, a day and a month, and counts by day, also of a remote model.
 
 Days and months are UTC's. Knows nothing of who holds to them.
 """
@@ -57,11 +57,24 @@ class Used:
     tokens_this_month: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteUse:
+    """Use of a day: `prompt` and `completion` in tokens, `cost` in the currency of the remote's prices."""
+
+    day: str
+    requests: int = 0
+    prompt: int = 0
+    completion: int = 0
+    cost: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.completion
+
+
 def exhausted(quota: Quota, so_far: Used, now: float) -> tuple[str, int, float] | None:
     """The first quota that is used up, by its name, its value, and the seconds until it begins anew."""
-    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    tomorrow = today + timedelta(days=1)
-    next_month = today.replace(day=1) + timedelta(days=monthrange(today.year, today.month)[1])
+    tomorrow, next_month = resets(now)
     for name, spent, anew in (
         ("tokens_per_month", so_far.tokens_this_month, next_month),
         ("tokens_per_day", so_far.tokens_today, tomorrow),
@@ -71,6 +84,13 @@ def exhausted(quota: Quota, so_far: Used, now: float) -> tuple[str, int, float] 
         if most is not None and spent >= most:
             return name, most, anew.timestamp() - now
     return None
+
+
+def resets(now: float) -> tuple[datetime, datetime]:
+    """Returns the beginnings of the next day and of the next month."""
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    next_month = today.replace(day=1) + timedelta(days=monthrange(today.year, today.month)[1])
+    return today + timedelta(days=1), next_month
 
 
 def day_of(now: float) -> str:

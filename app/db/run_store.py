@@ -144,13 +144,14 @@ class Place:
 class Begun:
     """The answer's message, and the branch that it ends: all down to the question. `imported`: the chat was.
 
-    `grounded`: one of its answers was made from documents.
+    `grounded`: one of its answers was made from documents. `private`: the chat is kept from remote models.
     """
 
     message_id: str
     branch: list[Row]
     imported: bool
     grounded: bool
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ def _begin(
     db.execute(_LEAD, {"now": now, "leaf": answer, "name": _title(branch[-1]["content"]), "chat": chat_id})
     if key is not None:
         remember(db, user, key, run_id, answer)
-    return Begun(answer, branch, bool(chat["imported"]), _grounded(db, branch))
+    return Begun(answer, branch, bool(chat["imported"]), _grounded(db, branch), bool(chat["private"]))
 
 
 def _grounded(db: Connection, branch: Sequence[Row]) -> bool:

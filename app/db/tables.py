@@ -56,6 +56,7 @@ chats = Table(
     Column("folder_id", Text, ForeignKey(folders.c.id, ondelete="SET NULL")),
     Column("imported", FLAG, nullable=False, server_default=text("0")),
     Column("deleted_at", NUMBER),
+    Column("private", FLAG, nullable=False, server_default=text("0")),
 )  # fmt: skip
 _deleted = chats.c.deleted_at.is_not(None)
 Index("chats_listed", chats.c.user, chats.c.pinned.desc(), chats.c.updated_at.desc())
@@ -179,6 +180,18 @@ sessions = Table(
     Column("key_id", Text, ForeignKey(keys.c.id, ondelete="CASCADE"), nullable=False),
     Column("expires_at", NUMBER, nullable=False),
     Index("sessions_key", "key_id"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+remote_use = Table(  # of remote models
+    "remote_use", USERS,
+    Column("remote", Text, nullable=False),
+    Column("day", Text, nullable=False),
+    Column("requests", Integer, nullable=False),
+    Column("prompt", Integer, nullable=False),
+    Column("completion", Integer, nullable=False),
+    Column("cost", NUMBER, nullable=False),
+    PrimaryKeyConstraint("remote", "day"),
     sqlite_with_rowid=False,
 )  # fmt: skip
 

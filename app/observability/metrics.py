@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -26,8 +27,10 @@ from engine.errors import EngineStopped
 
 if TYPE_CHECKING:
     from app.answering.model_registry import ModelRegistry
+    from app.answering.remote_model import RemoteModel
     from app.answering.served_model import ServedModel
     from app.config import Settings
+    from app.db.quotas import RemoteUse
     from engine.outputs import Stats
 
 
@@ -224,6 +227,25 @@ class ServerMetrics:
         self.in_flight = Gauge(
             "ponder_requests_in_flight", "Requests being answered, whether running or waiting.", registry=self.registry
         )
+
+        if models.remotes:
+            self._count_remotes(models.remotes.values())
+
+    def _count_remotes(self, remotes: Iterable[RemoteModel]) -> None:
+        """Counts what remote models use, each request when it has ended."""
+        names, registry = ["model"], self.registry
+        requests = Counter("ponder_remote_requests", "Requests to remote models.", names, registry=registry)
+        tokens = Counter("ponder_remote_tokens", "Their tokens.", [*names, "direction"], registry=registry)
+        cost = Counter("ponder_remote_cost", "Their cost, in the currency of their prices.", names, registry=registry)
+
+        def count(model: str, use: RemoteUse) -> None:
+            requests.labels(model).inc(use.requests)
+            tokens.labels(model, "prompt").inc(use.prompt)
+            tokens.labels(model, "completion").inc(use.completion)
+            cost.labels(model).inc(use.cost)
+
+        for remote in remotes:
+            remote.spending.listeners.append(partial(count, remote.name))
 
     # -- as `Counting`
 

@@ -22,6 +22,7 @@ from pydantic_core import from_json
 
 from app.admission.request_budget import output_limit
 from app.answering.answer_pipeline import AnswerPipeline
+from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.connections import while_connected
@@ -45,6 +46,7 @@ from app.ollama.request_models import (
 from app.openai.chat_completions import plan_chat
 from app.openai.embeddings import EmbeddingRequest, embeddings
 from app.openai.event_stream import EventStream, reply
+from app.openai.remote_requests import plan_remote_chat
 from app.query_params import ONLY_KNOWN
 from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.state import Serving
@@ -173,7 +175,10 @@ async def _answer(
         output_limit(chat.max_tokens)
         return await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
 
-    plans, auto = await state.models.plans(wanted.served_name, plan)
+    async def plan_remote(remote: RemoteModel) -> RemotePlan:
+        return await plan_remote_chat(wanted.chat(thinks=False), remote)
+
+    plans, auto = await state.models.plans(wanted.served_name, plan, plan_remote)
     pipeline = AnswerPipeline(partial(state.counting.watch, "chat"), plans, 1, user, auto)
     job = OllamaJob(pipeline, state.thoughts(user), generates)
     return await reply(request, job, LineStream if wanted.stream else None, "messages")

@@ -24,6 +24,7 @@ from app.answering.tool_selection import ToolSelector
 from app.config import AUTO_NAME
 from app.errors import invalid
 from app.openai.event_stream import event, text_json
+from app.openai.remote_requests import plan_remote_chat
 from app.openai.request_models import ChatRequest
 from app.openai.text_constraints import Calling, constrain_text
 from app.state import Serving
@@ -48,6 +49,7 @@ async def chat_job(request: ChatRequest, state: Serving, user: str) -> ChatJob:
     plans, auto = await state.models.plans(
         request.model,
         lambda served: plan_chat(request, served, state.reasoning_resolver, state.tool_selector, user),
+        lambda remote: plan_remote_chat(request, remote),
     )
     pipeline = AnswerPipeline(partial(state.counting.watch, "chat"), plans, request.n, user, auto)
     return ChatJob(request, pipeline, partial(state.thoughts, user))
@@ -105,7 +107,7 @@ class ChatJob:
         """The reply, when all of it is there."""
         answers, pipeline = range(self.request.n), self.pipeline
         thoughts = [self.thoughts() for _ in answers]
-        wholes = [WholeTurn(may_call=pipeline.plan.tool_plan is not None) for _ in answers]
+        wholes = [WholeTurn(may_call=pipeline.plan.may_call) for _ in answers]
         reasons: list[str | None] = [None for _ in answers]
         async with aclosing(pipeline.stream()) as stream:
             async for index, wrote in stream:
@@ -129,15 +131,16 @@ class ChatJob:
             ],
             "usage": usage_json(pipeline.tally),
             **({"warnings": list(pipeline.plan.warnings)} if pipeline.plan.warnings else {}),
-            **({"routing": pipeline.routing} if pipeline.auto is not None else {}),
+            **({"routing": pipeline.routing} if pipeline.is_routed else {}),
         }
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The reply as events, `[DONE]` excepted; where several models may answer, the last has the report."""
+        """The reply as events, `[DONE]` excepted; where several models or a remote one may answer, the last has the
+        report."""
         pipeline, begun = self.pipeline, set[int]()
         start, end = b"", b',"usage":null}\n\n' if self.request.include_usage else b"}\n\n"
         thoughts = [self.thoughts() for _ in range(self.request.n)]
-        empty = b'""' if pipeline.plan.tool_plan is None else b"null"  # there may be no content at all
+        empty = b"null" if pipeline.plan.may_call else b'""'  # there may be no content at all
 
         def chunk(
             index: int, delta: bytes, logprobs: bytes = b"null", finish: bytes = b'"finish_reason":null'
@@ -169,7 +172,7 @@ class ChatJob:
             yield b'%b,"choices":[],"warnings":%b%b' % (start, _json(list(pipeline.plan.warnings)), end)
         if self.request.include_usage:
             yield b'%b,"choices":[],"usage":%b}\n\n' % (start, _json(usage_json(pipeline.tally)))
-        if pipeline.auto is not None:
+        if pipeline.is_routed:
             yield b'%b,"choices":[],"routing":%b%b' % (start, _json(pipeline.routing), end)
 
     def _start(self) -> bytes:
@@ -178,7 +181,9 @@ class ChatJob:
         return head.encode() + text_json(self.pipeline.plan.served.name)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return chat_logprobs(self.pipeline.plan.served.engine.tokenizer, entries, self.request.top_logprobs or 0)
+        plan = self.pipeline.plan
+        assert isinstance(plan, AnswerPlan), "log-probabilities are not asked for of a remote model"
+        return chat_logprobs(plan.served.engine.tokenizer, entries, self.request.top_logprobs or 0)
 
 
 def _json(value: Any) -> bytes:  # Any: JSON

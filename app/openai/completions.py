@@ -155,10 +155,12 @@ class _Choice:
         self.finish_reason: str | None = None
         self._discard = job.request.max_tokens == 0  # the one token that was made to get the prompt scored
         self._text = [job.texts[prompt]] if job.request.echo else []
-        self._prompt = job.pipeline.plans[prompt].prompt
+        plan = job.pipeline.plans[prompt]
+        assert isinstance(plan, AnswerPlan), "a remote model continues no text"
+        self._prompt = plan.prompt
         self._entries: list[tuple[int, TokenLogprob | None]] = []
         top = job.request.logprobs
-        self._logprobs = None if top is None else CompletionLogprobs(job.pipeline.plan.served.engine.tokenizer, top)
+        self._logprobs = None if top is None else CompletionLogprobs(plan.served.engine.tokenizer, top)
 
     def add(self, piece: Piece) -> None:
         if piece.prompt_logprobs is not None:

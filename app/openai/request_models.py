@@ -41,6 +41,7 @@ RepetitionPenalty = Annotated[
 Seed = Annotated[int | None, Field(ge=-(2**63), le=2**63 - 1, description="a 64-bit signed integer")]
 Priority = Annotated[int | None, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description=PRIORITY)]
 DeadlineS = Annotated[float | None, Field(gt=0, le=MAX_DEADLINE_S, description=DEADLINE)]
+Private = Annotated[bool, Field(description="true or false: whether it is kept from remote models")]
 OutputTokens = Annotated[int | None, Field(ge=1, description="an integer of 1 or more")]
 
 
@@ -280,6 +281,7 @@ class ChatRequest(SamplingRequest):
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
+    private: Private = False
 
     @field_validator("messages", mode="before")
     @classmethod

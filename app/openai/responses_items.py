@@ -28,10 +28,12 @@ _KINDS = "message, function_call, function_call_output, reasoning, mcp_call and 
 
 @dataclass(frozen=True, slots=True)
 class ResponseConversation:
-    """`messages` as chat completions take them; `read_from` names the tools with results among them."""
+    """`messages` as chat completions take them; `read_from` names the tools with results among them, and `ran` those of
+    them that are the server's."""
 
     messages: list[Json]
     read_from: frozenset[str]
+    ran: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def conversation(placed: Iterable[Placed]) -> ResponseConversation:
     for item in items:
         turns.add(item)
     turns.end()
-    return ResponseConversation(turns.messages, frozenset(call.name for call in calls.values()))
+    ran = frozenset(call.name for call in calls.values() if call.result is not None)
+    return ResponseConversation(turns.messages, frozenset(call.name for call in calls.values()), ran)
 
 
 @dataclass(slots=True)

@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.admission.request_budget import narrow, output_limit
 from app.answering.answer_pipeline import AnswerPipeline
-from app.answering.answer_plan import ToolLoop
+from app.answering.answer_plan import AnswerPlan, ToolLoop
+from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
 from app.observability import tracing
 from app.openai.chat_completions import chat_logprobs, plan_chat
+from app.openai.remote_requests import plan_remote_chat
 from app.openai.responses_items import Json, Placed, conversation
 from app.openai.responses_output import Output, Status
 from app.openai.responses_request import ENCRYPTED, WEB_SEARCH, Offer, ResponseRequest
@@ -39,8 +41,7 @@ from tools.outcome import Call, Outcome
 from tools.session import Session
 
 if TYPE_CHECKING:
-    from app.answering.answer_plan import AnswerPlan
-    from app.answering.model_cascade import ModelCascade
+    from app.answering.model_cascade import ModelCascade, Plan
     from app.state import State
     from tools.executor import Executor
     from tools.tool import Tool
@@ -113,6 +114,7 @@ class ResponseJob:
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
     repeated: bool = False  # the answer ended as it repeated itself
+    private: bool = False  # it is kept from remote models, and so is what follows it
     _numbers: int = 0
 
     @classmethod
@@ -134,20 +136,28 @@ class ResponseJob:
             messages = [{"role": "system", "content": request.instructions}, *messages]
         if not messages:
             raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
+        private = request.private or stored.read_private
         wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
 
-        async def planned(messages: list[Json]) -> tuple[Sequence[AnswerPlan], ModelCascade | None]:
+        async def planned(messages: list[Json]) -> tuple[Sequence[Plan], ModelCascade | None]:
             chat = await asyncio.to_thread(request.chat, messages, offer, shown)
+            chat.private = private
+
+            async def plan_remote(remote: RemoteModel) -> RemotePlan:
+                remote.check_leaving(private=private, tools=[*said.ran, *(tool.name for tool in wanted)])
+                return await plan_remote_chat(chat, remote)
+
             return await state.models.plans(
                 request.model,
                 lambda served: plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user, "input"),
+                plan_remote,
             )
 
         plans, auto = await (truncated(messages, planned) if request.truncation == "auto" else planned(messages))
         pipeline = AnswerPipeline(partial(state.counting.watch, "responses"), plans, 1, user, auto)
         tools: ServedTools | None = None
-        if wanted and pipeline.plan.tool_plan is not None:
+        if wanted and pipeline.plan.may_call:
             tools = ServedTools(
                 state.tool_service.executor, wanted, response=id, user=user, read_from=said.read_from,
                 alone=not offer.functions,
@@ -158,6 +168,7 @@ class ResponseJob:
             pipeline.loop = ToolLoop(tools, replace(most, tokens=longest))
 
         def logprobs(entries: Sequence[TokenLogprob]) -> list[Json]:
+            assert isinstance(pipeline.plan, AnswerPlan), "they are not asked for of a remote model"
             tokenizer = pipeline.plan.served.engine.tokenizer
             return list(chat_logprobs(tokenizer, entries, request.top_logprobs or 0)["content"])
 
@@ -165,7 +176,7 @@ class ResponseJob:
             {tool.name for tool in wanted}, logprobs if request.shows_logprobs else None, offer.namespaces,
             seals=ENCRYPTED in request.include,
         )  # fmt: skip
-        return cls(request, pipeline, stored, with_ids(items), tools, output, state.thoughts(user), id)
+        return cls(request, pipeline, stored, with_ids(items), tools, output, state.thoughts(user), id, private=private)
 
     async def whole(self) -> Json:
         """The response, when all of it is there."""
@@ -227,7 +238,7 @@ class ResponseJob:
     def _response(self, status: str) -> Json:
         request, pipeline = self.request, self.pipeline
         plan = pipeline.plan
-        sampling = plan.span.sampling
+        sampling = plan.sampling
         ended = status in ("completed", "incomplete")
         warnings = [*plan.warnings, *([REPEATED_WARNING] if self.repeated else [])]
         return {
@@ -261,7 +272,8 @@ class ResponseJob:
             "truncation": request.truncation,
             "usage": _usage(pipeline.tally) if ended else None,
             "user": request.user,
-            **({} if pipeline.auto is None else {"routing": pipeline.routing}),
+            **({"routing": pipeline.routing} if pipeline.is_routed else {}),
+            **({"private": True} if self.private else {}),
             **({"warnings": warnings} if warnings else {}),
         }
 

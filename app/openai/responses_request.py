@@ -23,6 +23,7 @@ from app.openai.request_models import (
     DeadlineS,
     OutputTokens,
     Priority,
+    Private,
     Seed,
     Temperature,
     TopP,
@@ -93,6 +94,7 @@ class ResponseRequest(BaseModel):
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
+    private: Private = False
     include: list[str] = Field(default_factory=list, description=f'a list that may have "{LOGPROBS}" and "{ENCRYPTED}"')
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description=f"an integer from 0 to {MAX_TOP_LOGPROBS}, with include"
@@ -152,7 +154,7 @@ class ResponseRequest(BaseModel):
             "verbosity": (self.text or {}).get("verbosity"),
             "reasoning_effort": _effort(self.reasoning), "thinking": self.thinking, "strategy": self.strategy,
             "strategy_options": self.strategy_options, "checker": self.checker,
-            "chat_template_kwargs": self.chat_template_kwargs,
+            "chat_template_kwargs": self.chat_template_kwargs, "private": self.private,
         }  # fmt: skip
         return parse(body, ChatRequest)
 

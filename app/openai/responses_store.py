@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, delete, func, literal, or_, select
@@ -38,9 +38,10 @@ _CHAIN = select(_chain.c.previous_id, _chain.c.input, _chain.c.response).order_b
 
 
 class StoredResponses:
-    """One user's; another's are not found."""
+    """One user's; another's are not found. `read_private`: something of a private response was read."""
 
     def __init__(self, store: Store, user: str) -> None:
+        self.read_private = False
         self._database = store.database
         self._user = user
 
@@ -89,7 +90,7 @@ class StoredResponses:
                 400, f"previous_response_id {what}; accepted: the id of a stored response, with all before it.",
                 param="previous_response_id", code="previous_response_not_found",
             )  # fmt: skip
-        return [item for row in rows for item in (*json.loads(row["input"]), *json.loads(row["response"])["output"])]
+        return [item for row in rows for item in self._items(row)]
 
     async def resolved(self, items: Sequence[Any]) -> list[Any]:
         """The items, each `item_reference` replaced by the item that it names. Any: they are clients' JSON.
@@ -106,13 +107,17 @@ class StoredResponses:
             id = item.get("id")
             if isinstance(id, str) and id not in found:
                 for row in await self._database.rows(_WITH_ITEM, item=id, user=self._user):
-                    kept = (*json.loads(row["input"]), *json.loads(row["response"])["output"])
-                    found |= {each["id"]: each for each in kept}
+                    found |= {each["id"]: each for each in self._items(row)}
             if not isinstance(id, str) or id not in found:
                 message = f"input[{at}].id is {id!r:.80}; accepted: the id of an item of a stored response."
                 raise invalid(f"input[{at}].id", message)
             made.append(found[id])
         return made
+
+    def _items(self, row: Mapping[str, str]) -> list[Any]:
+        response = json.loads(row["response"])
+        self.read_private = self.read_private or response.get("private", False)
+        return [*json.loads(row["input"]), *response["output"]]
 
     async def _row(self, id: str) -> dict[str, Any]:
         rows = await self._database.rows(_RESPONSE, id=id, user=self._user)

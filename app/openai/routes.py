@@ -46,7 +46,8 @@ def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
 def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, Any]:
     """
     `thinks`, `tools` and `embeds` say whether it thinks, takes tools, and whether it is the embedder. `auto` has the
-    longest context among its models, thinks where all of them do, and takes no tools.
+    longest context among its models, thinks where all of them do, and takes no tools. A remote model's context and
+    thinking are not known here; `remote` says that it is one, or of `auto`, that it may ask one.
 
     Raises:
         ApiError: 404 `model_not_found`.
@@ -55,17 +56,21 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
         return {
             **_named(name, models.default.created, MAX_LENGTH), "thinks": False, "tools": False, "embeds": True,
         }  # fmt: skip
+    if (remote := models.remotes.get(name)) is not None:
+        entry = _named(name, remote.created, None)
+        return {**entry, "thinks": False, "tools": True, "embeds": False, "remote": True}
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         **_named(name, max(served.created for served in asked), max(served.engine.max_model_len for served in asked)),
         "thinks": all(served.markers is not None for served in asked),
         "tools": name != AUTO_NAME and all(served.tool_parser is not None for served in asked),
         "embeds": False,
+        **({"remote": True} if name == AUTO_NAME and models.auto is not None and models.auto.remote else {}),
     }
 
 
-def _named(name: str, created: int, length: int) -> dict[str, Any]:
-    """A model's name, age and context length, in the fields of OpenAI's, vLLM's and Anthropic's APIs."""
+def _named(name: str, created: int, length: int | None) -> dict[str, Any]:
+    """A model's name, age and context length, in the fields of OpenAI's, vLLM's and Anthropic's APIs. None: unknown."""
     created_at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return {
         "id": name, "object": "model", "created": created, "owned_by": "ponder", "max_model_len": length,

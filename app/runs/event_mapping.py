@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from app.answering.model_cascade import ModelChosen
 from app.answering.reasoning_config import WaitInserted
+from app.answering.remote_model import SentToRemote
 from app.runs import events
 from reasoning.candidate import CandidateChosen, CandidateDone
 from reasoning.route import Routed, Tried
@@ -47,6 +48,13 @@ def map_event(event: Event) -> BaseModel | None:
         return None
     if isinstance(event, ModelChosen):
         return events.RouteAnswering(model=event.plan.served.name)
+    if isinstance(event, SentToRemote):
+        if event.done:
+            return None
+        return events.RemoteSent(
+            model=event.model, why=event.why, messages=event.messages, characters=event.characters,
+            passages=event.passages, tool_results=event.tool_results,
+        )  # fmt: skip
     if isinstance(event, Tried):
         return events.RouteTried(
             model=event.model, passed=event.passed, why=event.why, tokens=event.tokens, cost=event.cost,

@@ -261,6 +261,18 @@ class RouteAnswering(BaseModel):
     model: str
 
 
+class RemoteSent(BaseModel):
+    """Something of the chat leaves the server, for this remote model, and why."""
+
+    type: Literal["remote.sent"] = "remote.sent"
+    model: str
+    why: str
+    messages: int
+    characters: int
+    passages: int
+    tool_results: int
+
+
 class SearchNode(BaseModel):
     """A state of a search. The root has the number 0 and no parent."""
 
@@ -401,6 +413,7 @@ Event = Annotated[
     | QuestionAnswered
     | RouteTried
     | RouteAnswering
+    | RemoteSent
     | SearchNode
     | SearchMerge
     | SearchScore

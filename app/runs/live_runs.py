@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from app.answering.remote_model import RemoteModel
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
@@ -128,18 +129,24 @@ class Runs:
         offered = [] if ask.tools is None else self._tool_service.offered(ask.tools)
         if isinstance(ask.collections, list):
             await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
-        await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
+        chat = await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
+        if isinstance(ask.served, RemoteModel):
+            ask.served.check_leaving(
+                private=chat["private"], collections=ask.collections, tools=[tool.name for tool in offered]
+            )
         if self._closing:
             raise EngineStopped("The server is stopping.")
         if chat_id in self._busy_chats:
             raise ChatBusy
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
-        served = ask.served or self._served
+        remote = isinstance(ask.served, RemoteModel)
+        served = self._served if isinstance(ask.served, RemoteModel) else ask.served or self._served
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
             RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
-            way=GENERATIVE if ask.auto is not None else self._way(served), tool_selector=self._tool_selector,
+            way=GENERATIVE if ask.auto is not None or remote else self._way(served),
+            tool_selector=self._tool_selector,
         )  # fmt: skip
         # Known before the store knows it: an id found there is found here.
         self._live[run_id], self._busy_chats[chat_id] = run, run_id
@@ -151,7 +158,9 @@ class Runs:
                 del self._live[run_id], self._busy_chats[chat_id]
                 run.watch.end("refused")
         run.log.append(RunQueued(position=ahead))
-        history = History.of(begun.branch, system=ask.system, imported=begun.imported, grounded=begun.grounded)
+        history = History.of(
+            begun.branch, system=ask.system, imported=begun.imported, grounded=begun.grounded, private=begun.private
+        )
         tools = RunTools(
             self._tool_service.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
             tainted_by=history.read_from,

@@ -17,11 +17,13 @@ from typing import Any
 from app.admission.request_budget import output_limit
 from app.answering.answer_plan import AnswerPlan, plan_calls, select_call, without_calls
 from app.answering.reasoning_config import ReasoningConfig
+from app.answering.remote_model import Collections, RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolSelector
 from app.db.answer_steps import AnswerStep
 from app.db.sqlite import Row
 from app.errors import ApiError, invalid
+from app.remote.wire_formats import RemotePrompt
 from app.runs.rag import RetrievedContext, quotations
 from engine.errors import ChatTemplateError
 from engine.params import RepetitionDetection, Span
@@ -36,12 +38,17 @@ DOCUMENTS = "documents"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The conversation down to the question, with calls and without. `read_from`: sources of its untrusted text."""
+    """The conversation down to the question, with calls and without. `read_from`: sources of its untrusted text.
+
+    `private`: its chat is kept from remote models. `called`: tools with results in it.
+    """
 
     messages: Messages
     plain: Messages
     question: str
     read_from: frozenset[str]
+    private: bool = False
+    called: frozenset[str] = frozenset()
 
     @property
     def turns(self) -> list[tuple[str, str]]:
@@ -51,14 +58,16 @@ class History:
 
     @classmethod
     def of(
-        cls, branch: Sequence[Row], *, system: str | None = None, imported: bool = False, grounded: bool = False
-    ) -> History:
+        cls, branch: Sequence[Row], *, system: str | None = None, imported: bool = False, grounded: bool = False,
+        private: bool = False,
+    ) -> History:  # fmt: skip
         """`branch` ends with the question, and `system` stands before it all. A turn without an answer (it failed, or
         was stopped at once) is left out.
         """
         *turns, question = branch
         first = Messages() if system is None else [{"role": "system", "content": system}]
         messages, plain = [*first], [*first]
+        called = set[str]()
         read_from = {name for name, read in ((IMPORTED, imported), (DOCUMENTS, grounded)) if read}
         for asked, answer in zip(turns[::2], turns[1::2], strict=True):
             if not answer["content"]:
@@ -68,8 +77,11 @@ class History:
             messages += said + (_acted(answer["steps"]) or spoken)
             plain += said + spoken
             read_from |= _untrusted(answer["steps"])
+            called |= {call.name for step in answer["steps"] for call in step.calls}
         last = {"role": "user", "content": question["content"]}
-        return cls([*messages, last], [*plain, last], question["content"], frozenset(read_from))
+        return cls(
+            [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called)
+        )
 
 
 def _acted(steps: Sequence[AnswerStep]) -> Messages:
@@ -196,3 +208,29 @@ async def plan_run(
         span = replace(span, sampling=without_calls(span.sampling, tool_plan))
     call = await select_call(served, selected, tools, True, user)
     return AnswerPlan(served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call)
+
+
+def plan_remote_run(
+    remote: RemoteModel,
+    history: History,
+    found: RetrievedContext | None,
+    specs: Sequence[dict[str, Any]],  # Any: JSON, as OpenAI's `tools` has it
+    *,
+    sampling: Mapping[str, Any],
+    max_tokens: int | None,
+    collections: Collections,
+) -> RemotePlan:
+    """Plans a run for a remote model, with the calls and results of earlier answers.
+
+    Raises:
+        ApiError: 403: something in it may not be sent there. 400: a field of `sampling` means nothing to it.
+    """
+    tools = read_tools(specs)
+    remote.check_leaving(
+        private=history.private, collections=collections, grounded=DOCUMENTS in history.read_from,
+        tools={*history.called, *(tool.name for tool in tools)},
+    )  # fmt: skip
+    remote.check_fields(sampling)
+    messages = history.messages if found is None else found.messages(history.messages)
+    prompt = RemotePrompt(messages, remote.limit(max_tokens), remote.sampling(sampling), specs)
+    return RemotePlan(remote, prompt, tuple(tools), passages=0 if found is None else len(found.sources))

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from app.answering.answer_pipeline import Admitted, AnswerPipeline
 from app.answering.answer_plan import AnswerPlan, ToolLoop
-from app.answering.model_cascade import ModelCascade, allowed_models
+from app.answering.model_cascade import ModelCascade, Plan, allowed_models
 from app.answering.reasoning_config import ReasoningConfig
+from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
@@ -43,7 +44,7 @@ from app.runs.events import (
     ThinkingProgress,
     ThinkingStarted,
 )
-from app.runs.prompt_builder import DOCUMENTS, History, plan_run
+from app.runs.prompt_builder import DOCUMENTS, History, plan_remote_run, plan_run
 from app.runs.rag import GENERATIVE, REFUSAL, AnswerWay, CheckedAnswer, RetrievedContext, quote, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
@@ -71,11 +72,11 @@ class RunSpec:
 
     place: Place
     system: str | None = None  # the system prompt
-    sampling: Mapping[str, float] = field(default_factory=dict)  # overrides of the model authors' defaults
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # overrides of the model authors' defaults
     max_tokens: int | None = None
     collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
-    served: ServedModel | None = None  # None: the default model
+    served: ServedModel | RemoteModel | None = None  # None: the default model
     auto: ModelCascade | None = None  # where several models may answer
     reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
     user: str = LOCAL_USER
@@ -174,7 +175,7 @@ class Run:
             self._cut_short()
         except Exception as error:
             explained = from_exception(error)
-            retryable = explained.status in (429, 500, 503) or explained.code == "constraint_timeout"
+            retryable = explained.status in (429, 500, 502, 503, 504) or explained.code == "constraint_timeout"
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
 
     async def _generate(self, history: History, ask: RunSpec) -> Finish:
@@ -212,6 +213,12 @@ class Run:
         self._reasoning_config = reasoning_config
         specs = [] if self.tools is None else self.tools.specs
 
+        async def make_remote(remote: RemoteModel) -> RemotePlan:
+            return plan_remote_run(
+                remote, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
+                collections=ask.collections,
+            )  # fmt: skip
+
         async def make(served: ServedModel) -> AnswerPlan:
             return await plan_run(
                 served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
@@ -221,19 +228,25 @@ class Run:
         if reasoning_config.reduced and reasoning_config.budget is not None:
             self.log.append(RunReduced(thinking=reasoning_config.budget.max_tokens))
         self._unseen = reasoning_config.strategy is not None or ask.auto is not None
-        if ask.auto is None:
-            plans = [await make(self._served)]
-            self._record(plans[0])
+        auto = ask.auto
+        plans: list[Plan]
+        if isinstance(ask.served, RemoteModel):
+            plans = [await make_remote(ask.served)]
+        elif auto is None:
+            plan = await make(self._served)
+            plans = [plan]
+            self._record(plan)
         else:
-            able = await ask.auto.plans(make)
-            if len(plans := allowed_models(able)) < len(able):
-                self.log.append(RunReduced(models=[each.served.name for each in plans]))
+            able = await auto.plans(make)
+            if len(allowed := allowed_models(able)) < len(able):
+                self.log.append(RunReduced(models=[each.served.name for each in allowed]))
+            plans, auto = await auto.with_remote(allowed, make_remote)
         loop = None
         if self.tools is not None:
             limits = replace(self.tools.limits, tokens=min(plans[0].limit, self.tools.limits.tokens))
             loop = ToolLoop(self.tools, limits, self.tools.clock)
         pipeline = self._pipeline = AnswerPipeline(
-            lambda: self.watch, plans, tenant=ask.user, auto=ask.auto, loop=loop, on_event=self._hear,
+            lambda: self.watch, plans, tenant=ask.user, auto=auto, loop=loop, on_event=self._hear,
             on_prefill=self._read,
         )  # fmt: skip
         try:
@@ -249,7 +262,8 @@ class Run:
         return finish
 
     def _record(self, plan: AnswerPlan) -> None:
-        """Begins the trace. An answer by one of several models has none: most of the tokens are not the answer's."""
+        """Begins the trace. An answer by one of several models has none: most of the tokens are not the answer's; nor
+        has a remote model's, whose tokens are not known."""
         served = plan.served
         self.trace = Trace(
             served.name, recorded_sampling(plan.span.sampling), plan.limit, plan.remaining, dict(plan.variables),
@@ -274,17 +288,18 @@ class Run:
                         self._deltas.flush()
                         self._close_thinking()
                     case Returned(call, text):
-                        assert self.trace is not None and self.tools is not None and pipeline.agent is not None
+                        assert self.tools is not None
                         self._steps.returned(call, text, untrusted=call.name in self.tools.tainted_by)
-                        self.trace.results += [[] for _ in range(pipeline.agent.steps - len(self.trace.results))]
-                        self.trace.results[-1].append(text)
+                        if self.trace is not None and pipeline.agent is not None:
+                            self.trace.results += [[] for _ in range(pipeline.agent.steps - len(self.trace.results))]
+                            self.trace.results[-1].append(text)
                         if self._content and not self._content[-1].endswith("\n"):
                             self._say("\n\n")  # the model's text before its call is a paragraph of its own
                             if self._checked is not None:
                                 self._checked.skip(2)
                     case Limited(limit):
-                        assert self.trace is not None and pipeline.agent is not None
-                        self.trace.limit = pipeline.agent.steps, limit
+                        if self.trace is not None and pipeline.agent is not None:
+                            self.trace.limit = pipeline.agent.steps, limit
                         self.log.append(LimitReached(limit=limit))
         return finish
 

@@ -87,7 +87,8 @@ def serving(
         limits |= {name: changed[name] for name in ("max_running", "policy") if name in changed}
         config = EngineConfig(model=str(model), kv_blocks=600, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
-        async with await (ModelRegistry.start(several) if also else Engine.start(config)) as running:
+        registry = also or settings.remote
+        async with await (ModelRegistry.start(several) if registry else Engine.start(config)) as running:
             engine = running.default.engine if isinstance(running, ModelRegistry) else running
             library = None if embedder is None else Library.open(data / "documents", embedder)
             app = create_app(running, settings, library=library)

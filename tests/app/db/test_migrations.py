@@ -25,6 +25,7 @@ BEFORE_BRANCHES = 3
 STEPS: dict[Chain, before_alembic.Steps] = {"chats": before_alembic.CHATS, "users": before_alembic.USERS}
 TABLES: dict[Chain, MetaData] = {"chats": CHATS, "users": USERS}
 ROOT = Path(__file__).resolve().parents[3]
+NEWEST = newest_revision("chats")
 
 
 @pytest.fixture
@@ -147,19 +148,21 @@ def test_a_migration_goes_on_where_it_was_cut_short(tmp_path: Path, monkeypatch:
     db = connect(path, 5)
     assert taken(db) == (4, "0004")
     migrate(db, "chats")
-    assert taken(db) == (6, "0006")
+    assert taken(db) == (NEWEST, f"{NEWEST:04}")
     db.close()
     open_database(tmp_path / "new.db", "chats", 5).close()
     assert shape(path) == shape(tmp_path / "new.db")
 
 
-@pytest.mark.parametrize("newer", ["PRAGMA user_version = 7", "UPDATE alembic_version SET version_num = '0007'"])
+@pytest.mark.parametrize(
+    "newer", [f"PRAGMA user_version = {NEWEST + 1}", f"UPDATE alembic_version SET version_num = '{NEWEST + 1:04}'"]
+)
 def test_a_newer_database_is_refused(newer: str, tmp_path: Path) -> None:
     db = open_database(tmp_path / "ponder.db", "chats", 5)
     with transaction(db):
         db.exec_driver_sql(newer)
     db.close()
-    with pytest.raises(NewerDatabase, match="has format 7 and this Ponder knows formats up to 6"):
+    with pytest.raises(NewerDatabase, match=f"has format {NEWEST + 1} and this Ponder knows formats up to {NEWEST}"):
         open_database(tmp_path / "ponder.db", "chats", 5)
 
 

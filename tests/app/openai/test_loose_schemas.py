@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from app.answering import answer_pipeline
+from app.answering import answer_pipeline, schema_check
 from tests.app.openai.test_structured_output import CHAT, COMPLETIONS, NO_THINKING, form
 
 pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
@@ -144,12 +144,12 @@ def test_an_answer_that_is_cut_off_is_given_as_it_is(
 
 def test_a_check_without_an_end_is_stopped_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's expressions may take for ever; the check runs in a process that is killed."""
-    monkeypatch.setattr(answer_pipeline, "WAIT_S", 2.0)
+    monkeypatch.setattr(schema_check, "WAIT_S", 2.0)
     endless = json.dumps({"type": "string", "pattern": "^(a+)+$"})
 
     async def both() -> tuple[str | None, list[float]]:
         ticks = [time.monotonic()]
-        checking = asyncio.create_task(answer_pipeline.wrong_with(endless, json.dumps("a" * 60 + "b")))
+        checking = asyncio.create_task(schema_check.wrong_with(endless, json.dumps("a" * 60 + "b")))
         while not checking.done():
             await asyncio.wait({checking}, timeout=0.01)
             ticks.append(time.monotonic())
@@ -161,5 +161,5 @@ def test_a_check_without_an_end_is_stopped_and_others_go_on(monkeypatch: pytest.
 
 
 def test_a_check_fetches_nothing() -> None:
-    wrong = asyncio.run(answer_pipeline.wrong_with('{"$ref":"http://127.0.0.1:9/schema.json"}', "1"))
+    wrong = asyncio.run(schema_check.wrong_with('{"$ref":"http://127.0.0.1:9/schema.json"}', "1"))
     assert wrong is not None and "cannot be checked" in wrong

@@ -273,7 +273,7 @@ def test_it_is_said_which_model_answers_and_why(page: Page, fake: FakeServer) ->
     expect(line).to_have_text("pebble-draft was not sure enough (confidence 0.42 of 0.97), pebble answers")
     fake.open("end")
     expect(line).to_have_text("pebble-draft was not sure enough (confidence 0.42 of 0.97), pebble answered")
-    reply(page).get_by_text("Told by the strategy (1)").click()
+    reply(page).get_by_text("Reported on the way (1)").click()
     expect(reply(page)).to_contain_text('Looked {"at":3}')
 
 

@@ -86,6 +86,9 @@ const GROUNDED: RunEvent[] = [
 const SEARCHED: RunEvent[] = [
   started,
   { type: "route.tried", model: "small", passed: false, why: "confidence", tokens: 4, cost: 1, seconds: 0.1 },
+  {
+    type: "remote.sent", model: "large", why: "not sure", messages: 1, characters: 9, passages: 0, tool_results: 0,
+  },
   { type: "route.answering", model: "large" },
   { type: "search.node", node: 0, parent: null, depth: 0, text: "" },
   { type: "search.node", node: 1, parent: 0, depth: 1, text: "left" },
@@ -223,8 +226,8 @@ test("what goes on is told from the first moment, and not when something else sh
   ]);
   expect(now(TOOLS, 6)).toBe(null); // its card shows that it runs
   expect(now(TOOLS, 16)).toBe("thinking"); // about the results
-  expect(now(SEARCHED, 5)).toBe("searching");
-  expect(now(SEARCHED, 14)).toBe("comparing");
+  expect(now(SEARCHED, 6)).toBe("searching");
+  expect(now(SEARCHED, 15)).toBe("comparing");
 });
 
 test("a sentence that is held back is told of until there is text again", () => {

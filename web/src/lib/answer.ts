@@ -58,7 +58,7 @@ export interface Answer {
   readonly answering: string | null; // whose answer it is, by the router
   readonly search: Search | null;
   readonly candidates: Candidates | null;
-  readonly told: readonly Omit<StrategyEvent, "type">[]; // by a plugin's strategy
+  readonly told: readonly Omit<StrategyEvent, "type">[]; // by a plugin's strategy, or of what left the server
   readonly metrics: Partial<Omit<Metrics, "type">> | null;
   readonly usage: Usage | null;
   readonly failure: Failure | null;
@@ -173,6 +173,10 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
     }
     case "route.answering":
       return { answering: event.model };
+    case "remote.sent": {
+      const { type: _, ...fields } = event;
+      return { told: [...answer.told, { name: "RemoteSent", fields }] };
+    }
     case "search.node":
     case "search.merge":
     case "search.score":

@@ -234,6 +234,17 @@ export interface RouteAnswering {
   model: string;
 }
 
+/** Something of the chat leaves the server, for this remote model, and why. */
+export interface RemoteSent {
+  type: "remote.sent";
+  model: string;
+  why: string;
+  messages: number;
+  characters: number;
+  passages: number;
+  tool_results: number;
+}
+
 /** A state of a search. The root has the number 0 and no parent. */
 export interface SearchNode {
   type: "search.node";
@@ -366,6 +377,7 @@ export type RunEvent =
   | QuestionAnswered
   | RouteTried
   | RouteAnswering
+  | RemoteSent
   | SearchNode
   | SearchMerge
   | SearchScore

@@ -374,7 +374,7 @@ export const de: Strings = {
   candidateScore: (it: number) => `Wert ${number.format(Math.round(it * 1000) / 1000)}`,
   abandoned: (n: number) => `${count(n, "Antwort wurde", "Antworten wurden")} nicht zu Ende geschrieben`,
   tokens,
-  told: (n: number) => `Von der Strategie berichtet (${n})`,
+  told: (n: number) => `Unterwegs gemeldet (${n})`,
 
   copy: "Kopieren",
   copied: "Kopiert",

@@ -363,7 +363,7 @@ export const en = {
   candidateScore: (value: number) => `score ${number.format(Math.round(value * 1000) / 1000)}`,
   abandoned: (n: number) => `${count(n, "answer was", "answers were")} not written to the end`,
   tokens,
-  told: (n: number) => `Told by the strategy (${n})`,
+  told: (n: number) => `Reported on the way (${n})`,
 
   copy: "Copy",
   copied: "Copied",
