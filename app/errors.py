@@ -59,6 +59,14 @@ class ApiError(Exception):
         self.kind = kind
         self.headers = dict(headers or {})
 
+    def reworded(self, reword: Callable[[str], str]) -> ApiError:
+        """Returns the error with its field and its message put through `reword`: one API's request is often made into
+        another's, whose refusal names its own fields."""
+        param = None if self.param is None else reword(self.param)
+        return ApiError(
+            self.status, reword(self.message), param=param, code=self.code, kind=self.kind, headers=self.headers
+        )
+
     def body(self) -> dict[str, dict[str, str | None]]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -26,7 +27,7 @@ from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.connections import while_connected
 from app.current_user import AppServing, AppState, User
-from app.errors import ApiError
+from app.errors import ApiError, from_exception
 from app.ollama.request_models import (
     CHAT_REFUSED,
     EMBED_NO_EFFECT,
@@ -41,6 +42,7 @@ from app.ollama.request_models import (
     ModelRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
+    reworded,
 )
 from app.openai.chat_completions import plan_chat
 from app.openai.embeddings import EmbeddingRequest, embeddings
@@ -48,6 +50,7 @@ from app.openai.event_stream import EventStream, reply
 from app.query_params import ONLY_KNOWN
 from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.state import Serving
+from engine.errors import EngineError
 from reasoning.agent import Wrote
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning
 
@@ -173,7 +176,10 @@ async def _answer(
         output_limit(chat.max_tokens)
         return await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
 
-    plans, auto = await state.models.plans(wanted.served_name, plan)
+    try:
+        plans, auto = await state.models.plans(wanted.served_name, plan)
+    except (ApiError, EngineError) as error:
+        raise reworded(from_exception(error, param="messages"), generates=generates) from error
     pipeline = AnswerPipeline(partial(state.counting.watch, "chat"), plans, 1, user, auto)
     job = OllamaJob(pipeline, state.thoughts(user), generates)
     return await reply(request, job, LineStream if wanted.stream else None, "messages")
@@ -219,7 +225,10 @@ async def embed(request: Request, state: AppState, wanted: EmbedBody) -> Json:
 @router.post("/embeddings")
 async def embed_one(request: Request, state: AppState, wanted: EmbedPromptBody) -> Json:
     body = {"input": wanted.prompt, "model": wanted.served_name}
-    made = await while_connected(request, embeddings(parse(body, EmbeddingRequest), state.library.embedder))
+    try:
+        made = await while_connected(request, embeddings(parse(body, EmbeddingRequest), state.library.embedder))
+    except ApiError as error:
+        raise error.reworded(partial(re.sub, r"\binput(\[0\])?", "prompt")) from error
     return {"embedding": made["data"][0]["embedding"]}
 
 
