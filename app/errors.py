@@ -75,7 +75,10 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         if self.code in _OVERLOADED:
             kind = "overloaded_error"
-        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        if self.param == "thread":  # by these details a client knows that it has to send the whole conversation
+            error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {"type": "error", "error": error, "request_id": request_id}
 
     def ollama_body(self) -> dict[str, Any]:
         """The body in the shape of Ollama's API."""

@@ -30,6 +30,7 @@ MESSAGES_REFUSED: Mapping[str, Refusal] = {
         lambda v: v in ({}, {"edits": []}, {"edits": [_KEEPS_ALL]}),
     ),
     "diagnostics": Refusal("no diagnostics; usage has the cached tokens"),
+    "thread": Refusal("no thread, with every request carrying its whole conversation"),
     "speed": Refusal('"standard"', lambda v: v == "standard"),
     "stop": Refusal("stop_sequences"),
     "max_completion_tokens": Refusal("max_tokens"),
