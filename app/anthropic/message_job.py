@@ -66,19 +66,20 @@ async def _plans(
     request: ConversationRequest, state: Serving, user: str
 ) -> tuple[Sequence[AnswerPlan], ModelCascade | None]:
     def converted() -> Conversation:
-        return conversation(request.system, request.messages, state.signer)
+        return conversation(request.system, request.messages, state.signer, request.described_tools())
 
     large = is_large([request.system, request.messages])
     made = await asyncio.to_thread(converted) if large else converted()
 
     async def plan(served: ServedModel) -> AnswerPlan:
-        chat = request.chat(made.messages, served.markers is not None)
+        chat = request.chat(made, served.markers is not None)
         return await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
 
     try:
         return await state.models.plans(request.model, plan)
     except (ApiError, EngineError) as error:
-        raise reworded(from_exception(error, param="messages"), made.places) from error
+        tools = request.callable_tools(made.loaded)
+        raise reworded(from_exception(error, param="messages"), made.places, tools) from error
 
 
 @dataclass(slots=True)
