@@ -59,6 +59,14 @@ class ApiError(Exception):
         self.kind = kind
         self.headers = dict(headers or {})
 
+    def reworded(self, reword: Callable[[str], str]) -> ApiError:
+        """Returns the error with its field and its message put through `reword`: one API's request is often made into
+        another's, whose refusal names its own fields."""
+        param = None if self.param is None else reword(self.param)
+        return ApiError(
+            self.status, reword(self.message), param=param, code=self.code, kind=self.kind, headers=self.headers
+        )
+
     def body(self) -> dict[str, dict[str, str | None]]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
@@ -67,7 +75,10 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         if self.code in _OVERLOADED:
             kind = "overloaded_error"
-        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request_id}
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        if self.param == "thread":  # by these details a client knows that it has to send the whole conversation
+            error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {"type": "error", "error": error, "request_id": request_id}
 
     def ollama_body(self) -> dict[str, Any]:
         """The body in the shape of Ollama's API."""

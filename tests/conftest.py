@@ -45,6 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Those that take longest, by far; most have few tests.
 MAX_LENGTH = (
     "bench/test_gpu_bench.py",
+    "clients/test_clients.py",
     "app/runs/test_crashed_runs.py",
     "engine/gpu/test_gpu_engine.py",
     "e2e/test_real_streams.py",

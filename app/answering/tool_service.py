@@ -132,16 +132,20 @@ class ToolService:
         """The users' notes, as the notes' tools keep them. Opens a file."""
         return Notebook(self._notes)
 
+    @property
+    def names(self) -> set[str]:
+        """Returns the names of the tools that there are."""
+        return {tool.name for tool in self.registry}
+
     def offered(self, wanted: Literal["all"] | Sequence[str]) -> list[Tool]:
         """The tools of these names, in the order of names, so that a prompt repeats.
 
         Raises:
             UnknownTool: there is none of a name.
         """
-        names = {tool.name for tool in self.registry}
         if wanted == "all":
             return sorted(self.registry, key=lambda tool: tool.name)
-        if unknown := sorted(set(wanted) - names):
-            near = self.registry.near(unknown[0]) or sorted(names)
+        if unknown := sorted(set(wanted) - self.names):
+            near = self.registry.near(unknown[0]) or sorted(self.names)
             raise UnknownTool(f"There is no tool {unknown[0]!r:.70}; accepted: {', '.join(near) or 'none, yet'}.")
         return sorted((tool for tool in self.registry if tool.name in set(wanted)), key=lambda tool: tool.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from app.answering.thinking_signature import ThinkingSigner
@@ -26,18 +27,22 @@ _SOURCES = '{"type": "text", "media_type": "text/plain", "data": "…"} or {"typ
 
 @dataclass(slots=True)
 class Conversation:
-    """Chat messages, and for each the place of the request that it comes from."""
+    """Chat messages, and for each the place of the request that it comes from. `loaded`: the tools that results refer
+    to."""
 
     messages: list[Json] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
+    loaded: set[str] = field(default_factory=set)
 
     def add(self, place: str, role: str, content: str, **more: Any) -> None:
         self.messages.append({"role": role, "content": content, **more})
         self.places.append(place)
 
 
-def conversation(system: Any, messages: Sequence[Any], signer: ThinkingSigner) -> Conversation:
-    """The chat messages of a request's JSON.
+def conversation(
+    system: Any, messages: Sequence[Any], signer: ThinkingSigner, tools: Mapping[str, str] = MappingProxyType({})
+) -> Conversation:
+    """The chat messages of a request's JSON. `tools` are described by their names, for results that refer to them.
 
     Raises:
         ApiError: 400, naming the place.
@@ -46,7 +51,7 @@ def conversation(system: Any, messages: Sequence[Any], signer: ThinkingSigner) -
     if instructions := system_text(system):
         made.add("system", "system", instructions)
     for at, message in enumerate(messages):
-        _add(made, message, f"messages[{at}]", signer)
+        _add(made, message, f"messages[{at}]", signer, tools)
     if made.messages[-1]["role"] == "assistant" and not made.messages[-1].get("tool_calls"):
         raise invalid(
             "messages", "messages ends with an assistant's message, which this server does not continue; accepted: a "
@@ -70,7 +75,7 @@ def system_text(system: Any) -> str:
     return _JOINT.join(texts)
 
 
-def _add(made: Conversation, message: Any, place: str, signer: ThinkingSigner) -> None:
+def _add(made: Conversation, message: Any, place: str, signer: ThinkingSigner, tools: Mapping[str, str]) -> None:
     if not isinstance(message, Mapping):
         raise invalid(place, f"{place} is {message!r:.60}; accepted: an object with role and content.")
     for name in message:
@@ -79,7 +84,7 @@ def _add(made: Conversation, message: Any, place: str, signer: ThinkingSigner) -
     blocks = list(_blocks(message.get("content"), f"{place}.content"))
     match message.get("role"):
         case "user":
-            _add_user(made, place, blocks)
+            _add_user(made, place, blocks, tools)
         case "assistant":
             _add_assistant(made, place, blocks, signer)
         case "system":
@@ -112,11 +117,12 @@ def _check_cache_control(value: Any, place: str) -> None:
     raise invalid(place, f"{place} is {value!r:.60}; accepted: {accepted}; the prefix cache works without it.")
 
 
-def _add_user(made: Conversation, place: str, blocks: Sequence[tuple[str, Json]]) -> None:
+def _add_user(made: Conversation, place: str, blocks: Sequence[tuple[str, Json]], tools: Mapping[str, str]) -> None:
     texts = []
     for where, block in blocks:
         if block["type"] == "tool_result":
-            made.add(place, "tool", _result(block, where), tool_call_id=_string(block, "tool_use_id", where))
+            text = _result(block, where, made, tools)
+            made.add(place, "tool", text, tool_call_id=_string(block, "tool_use_id", where))
         else:
             texts.append(_READERS.get(block["type"], _refused_in_user)(block, where))
     if texts or not blocks:
@@ -170,14 +176,19 @@ def _call(block: Json, where: str) -> Json:
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 
-def _result(block: Json, where: str) -> str:
+def _result(block: Json, where: str, made: Conversation, tools: Mapping[str, str]) -> str:
     failed, content = block.get("is_error") or False, block.get("content") or []
     if not isinstance(failed, bool):
         raise invalid(f"{where}.is_error", f"{where}.is_error is {failed!r:.60}; accepted: true or false.")
-    text = _JOINT.join(
-        _READERS.get(each["type"], _refused_in_result)(each, place)
-        for place, each in _blocks(content, f"{where}.content")
-    )
+    texts = []
+    for place, each in _blocks(content, f"{where}.content"):
+        if each["type"] == "tool_reference":
+            name = _string(each, "tool_name", place)
+            made.loaded.add(name)
+            texts.append(tools.get(name, f"There is no tool {name} any more."))
+        else:
+            texts.append(_READERS.get(each["type"], _refused_in_result)(each, place))
+    text = _JOINT.join(texts)
     return f"Error: {text}" if failed else text
 
 
@@ -217,7 +228,7 @@ def _refused_in_user(block: Json, where: str) -> str:
 
 
 def _refused_in_result(block: Json, where: str) -> str:
-    return _refused(block, where, f"{', '.join(_READERS)} in a result")
+    return _refused(block, where, f"{', '.join(_READERS)} or tool_reference in a result")
 
 
 def _refused(block: Json, where: str, accepted: str) -> str:

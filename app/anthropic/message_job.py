@@ -67,22 +67,23 @@ async def count_tokens(request: ConversationRequest, state: Serving, user: str) 
 
 async def _plans(request: ConversationRequest, state: Serving, user: str) -> tuple[Sequence[Plan], ModelCascade | None]:
     def converted() -> Conversation:
-        return conversation(request.system, request.messages, state.signer)
+        return conversation(request.system, request.messages, state.signer, request.described_tools())
 
     large = is_large([request.system, request.messages])
     made = await asyncio.to_thread(converted) if large else converted()
 
     async def plan(served: ServedModel) -> AnswerPlan:
-        chat = request.chat(made.messages, served.markers is not None)
+        chat = request.chat(made, served.markers is not None)
         return await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
 
     async def plan_remote(remote: RemoteModel) -> RemotePlan:
-        return await plan_remote_chat(request.chat(made.messages, thinks=False), remote)
+        return await plan_remote_chat(request.chat(made, thinks=False), remote)
 
     try:
         return await state.models.plans(request.model, plan, plan_remote)
     except (ApiError, EngineError) as error:
-        raise reworded(from_exception(error, param="messages"), made.places) from error
+        tools = request.callable_tools(made.loaded)
+        raise reworded(from_exception(error, param="messages"), made.places, tools) from error
 
 
 @dataclass(slots=True)

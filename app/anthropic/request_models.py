@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.anthropic.content_blocks import Json
+from app.anthropic.content_blocks import Conversation, Json
 from app.errors import ApiError, invalid
 from app.openai.request_models import MAX_STOPS, ChatRequest, Private, Temperature, TopP
 from app.request_body import Refusal, parse
@@ -30,6 +30,7 @@ MESSAGES_REFUSED: Mapping[str, Refusal] = {
         lambda v: v in ({}, {"edits": []}, {"edits": [_KEEPS_ALL]}),
     ),
     "diagnostics": Refusal("no diagnostics; usage has the cached tokens"),
+    "thread": Refusal("no thread, with every request carrying its whole conversation"),
     "speed": Refusal('"standard"', lambda v: v == "standard"),
     "stop": Refusal("stop_sequences"),
     "max_completion_tokens": Refusal("max_tokens"),
@@ -42,7 +43,7 @@ _FORMAT = '{"type": "json_schema", "schema": {…}}'
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING_FORMS = (
     '{"type": "enabled", "budget_tokens": 2 or more}, {"type": "adaptive"} or {"type": "disabled"}, the first two with '
-    '"display": "summarized" or "omitted"'
+    '"display": "summarized", "updates" or "omitted"'
 )
 _StopSequence = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -54,7 +55,7 @@ class ThinkingFields(BaseModel):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=2)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ThinkingFields:
@@ -96,7 +97,18 @@ class ConversationRequest(BaseModel):
             raise invalid("output_format", "output_format and output_config.format are both given; accepted: one.")
         return self
 
-    def chat(self, messages: Sequence[Json], thinks: bool) -> ChatRequest:
+    def described_tools(self) -> dict[str, str]:
+        """Returns each tool's description by its name, for results that refer to it. Raises ApiError."""
+        functions = [_tool(tool, f"tools[{at}]")["function"] for at, tool in enumerate(self.tools or ())]
+        return {str(each.get("name")): json.dumps(each, ensure_ascii=False) for each in functions}
+
+    def callable_tools(self, loaded: Container[str]) -> list[int]:
+        """Returns the places of the tools that the model may call: those that are not deferred, or are `loaded`."""
+        return [
+            at for at, tool in enumerate(self.tools or ()) if not _is_deferred(tool) or str(tool.get("name")) in loaded
+        ]
+
+    def chat(self, made: Conversation, thinks: bool) -> ChatRequest:
         """The same as a chat request to a model that thinks, or does not.
 
         Raises:
@@ -104,13 +116,15 @@ class ConversationRequest(BaseModel):
         """
         form = self.output_format if self.output_config is None else self.output_config.format or self.output_format
         choice, parallel = _choice(self.tool_choice)
-        tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(self.tools or ())]
+        every = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(self.tools or ())]
+        tools = [every[at] for at in self.callable_tools(made.loaded)]
         body = {
-            "model": self.model, "messages": messages, **self.sampling_fields(), **self._reasoning(thinks),
+            "model": self.model, "messages": made.messages, **self.sampling_fields(), **self._reasoning(thinks),
             "tools": tools or None, "tool_choice": choice, "parallel_tool_calls": parallel,
             "response_format": _response_format(form), "private": self.private,
         }  # fmt: skip
-        return parse(body, ChatRequest)
+        deferred = [str(tool.get("name")) for tool in self.tools or () if _is_deferred(tool)]
+        return parse(body, ChatRequest).described_in_messages(deferred)
 
     def sampling_fields(self) -> Json:
         return {}
@@ -156,22 +170,26 @@ class MessagesRequest(ConversationRequest):
         }  # fmt: skip
 
 
-def reworded(error: ApiError, places: Sequence[str]) -> ApiError:
-    """A chat request's refusal in the words of this API; `places` are those of the chat's messages."""
+def reworded(error: ApiError, places: Sequence[str], tools: Sequence[int]) -> ApiError:
+    """A chat request's refusal in the words of this API; `places` are those of the chat's messages, `tools` of its
+    tools."""
+
+    def tool(found: re.Match[str]) -> str:
+        return f"tools[{tools[int(found[1])] if int(found[1]) < len(tools) else found[1]}]"
 
     def place(found: re.Match[str]) -> str:
         return places[int(found[1])] if int(found[1]) < len(places) else "messages"
 
     def reword(text: str) -> str:
+        text = re.sub(r"\btools\[(\d+)\]", tool, text)
         for theirs, ours in _WORDS:
             text = re.sub(theirs, ours, text)
         return re.sub(r"\bmessages\[(\d+)\]", place, text)
 
-    param = None if error.param is None else reword(error.param)
-    message = reword(error.message)
+    made = error.reworded(reword)
     if error.code == "context_length_exceeded":  # by these words clients know that they have to shorten it
-        message = f"prompt is too long: {message}"
-    return ApiError(error.status, message, param=param, code=error.code, kind=error.kind, headers=error.headers)
+        made.message = f"prompt is too long: {made.message}"
+    return made
 
 
 _WORDS = (
@@ -194,7 +212,7 @@ def _tool(tool: Any, where: str) -> Json:
             f"'custom' tools, {_TOOL}, which the client runs.", "unsupported_parameter",
         )  # fmt: skip
     neutral = {
-        "type": (None, "custom"), "defer_loading": (None, False), "allowed_callers": (None, ["direct"]),
+        "type": (None, "custom"), "defer_loading": (None, True, False), "allowed_callers": (None, ["direct"]),
         "eager_input_streaming": (None, True, False),
     }  # fmt: skip
     known = ("name", "description", "input_schema", "strict", "input_examples", "cache_control")
@@ -213,6 +231,10 @@ def _tool(tool: Any, where: str) -> Json:
         "strict": tool.get("strict"),
     }  # fmt: skip
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _is_deferred(tool: Any) -> bool:
+    return isinstance(tool, Mapping) and tool.get("defer_loading") is True
 
 
 def _choice(value: Mapping[str, Any] | None) -> tuple[Any, bool | None]:

@@ -7,13 +7,14 @@ Names may carry Ollama's tag `:latest`. `options` are those that the sampler has
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.config import DEFAULT_NAME
-from app.errors import invalid
+from app.errors import ApiError, invalid
 from app.openai.request_models import ChatRequest
 from app.request_body import Refusal, parse
 
@@ -120,6 +121,28 @@ class _Generating(ModelRequest):
         elif self.think in (True, *_EFFORTS):
             raise invalid("think", f"{self.served_name} does not think; accepted: false.")
         return fields
+
+
+def reworded(error: ApiError, *, generates: bool) -> ApiError:
+    """Returns a chat request's refusal in the words of this API, of `/api/generate` if it `generates`."""
+
+    def reword(text: str) -> str:
+        for theirs, ours in (*_WORDS, *(_PROMPT if generates else ())):
+            text = re.sub(theirs, ours, text)
+        return _AT_FAULT.sub(lambda found: f"options.{_OPTION_OF[found[0]]}", text)
+
+    return error.reworded(reword)
+
+
+_OPTION_OF = {field: option for option, field in _OPTIONS.items()}
+_AT_FAULT = re.compile(rf"^({'|'.join(_OPTION_OF)})\b")  # elsewhere a word such as "stop" is no field
+_WORDS = (
+    (r"(?<![.\w])max_tokens\b", "options.num_predict"),
+    (r"\bresponse_format(\.json_schema)?(\.schema)?\b", "format"),
+    (r"\breasoning_effort\b", "think"),
+    (r', or "strict": false', ""),
+)
+_PROMPT = ((r"^messages(\[\d+\])?(\.content)?", "prompt"),)
 
 
 def _neutral(option: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -27,7 +28,7 @@ from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.connections import while_connected
 from app.current_user import AppServing, AppState, User
-from app.errors import ApiError
+from app.errors import ApiError, from_exception
 from app.ollama.request_models import (
     CHAT_REFUSED,
     EMBED_NO_EFFECT,
@@ -42,6 +43,7 @@ from app.ollama.request_models import (
     ModelRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
+    reworded,
 )
 from app.openai.chat_completions import plan_chat
 from app.openai.embeddings import EmbeddingRequest, embeddings
@@ -50,6 +52,7 @@ from app.openai.remote_requests import plan_remote_chat
 from app.query_params import ONLY_KNOWN
 from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.state import Serving
+from engine.errors import EngineError
 from reasoning.agent import Wrote
 from reasoning.turn import CallMore, CallStart, Content, Delta, Reasoning
 
@@ -178,7 +181,10 @@ async def _answer(
     async def plan_remote(remote: RemoteModel) -> RemotePlan:
         return await plan_remote_chat(wanted.chat(thinks=False), remote)
 
-    plans, auto = await state.models.plans(wanted.served_name, plan, plan_remote)
+    try:
+        plans, auto = await state.models.plans(wanted.served_name, plan, plan_remote)
+    except (ApiError, EngineError) as error:
+        raise reworded(from_exception(error, param="messages"), generates=generates) from error
     pipeline = AnswerPipeline(partial(state.counting.watch, "chat"), plans, 1, user, auto)
     job = OllamaJob(pipeline, state.thoughts(user), generates)
     return await reply(request, job, LineStream if wanted.stream else None, "messages")
@@ -224,7 +230,10 @@ async def embed(request: Request, state: AppState, wanted: EmbedBody) -> Json:
 @router.post("/embeddings")
 async def embed_one(request: Request, state: AppState, wanted: EmbedPromptBody) -> Json:
     body = {"input": wanted.prompt, "model": wanted.served_name}
-    made = await while_connected(request, embeddings(parse(body, EmbeddingRequest), state.library.embedder))
+    try:
+        made = await while_connected(request, embeddings(parse(body, EmbeddingRequest), state.library.embedder))
+    except ApiError as error:
+        raise error.reworded(partial(re.sub, r"\binput(\[0\])?", "prompt")) from error
     return {"embedding": made["data"][0]["embedding"]}
 
 

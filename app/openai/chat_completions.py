@@ -78,7 +78,7 @@ async def plan_chat(
     if calling.plan is not None:
         plan = calling.plan = calling.or_answer(calling.plan, held)
         constraint = (plan if calling.selected is None else calling.selected.plan).constrained
-    prompt = await served.chat_tokens(request.template_messages(), variables, calling.shown)
+    prompt = await served.chat_tokens(request.template_messages(), variables, request.listed(calling.shown))
     prompt = reasoning_config.prompt(prompt, served)
     remaining = remaining_context(served, prompt, request.token_limit, field)
     span = request.span(served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=None)

@@ -6,9 +6,18 @@ is no boolean), so a client's mistake is reported and not guessed around.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
@@ -282,6 +291,17 @@ class ChatRequest(SamplingRequest):
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
     private: Private = False
+    _described: frozenset[str] = PrivateAttr(frozenset())
+
+    def described_in_messages(self, names: Iterable[str]) -> Self:
+        """Returns the request with these tools left out of the prompt's list, as a message describes them: a tool that
+        is loaded late then changes nothing before it, and the cache keeps the prompt."""
+        self._described = frozenset(names)
+        return self
+
+    def listed(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Returns those of `tools` that the prompt lists."""
+        return [tool for tool in tools if tool["function"]["name"] not in self._described]
 
     @field_validator("messages", mode="before")
     @classmethod

@@ -137,7 +137,7 @@ class ResponseJob:
         if not messages:
             raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
         private = request.private or stored.read_private
-        wanted = [] if offer.served is None or offer.choice == "none" else _offered(state, offer)
+        wanted, missing = ([], ()) if offer.served is None or offer.choice == "none" else _offered(state, offer)
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
 
         async def planned(messages: list[Json]) -> tuple[Sequence[Plan], ModelCascade | None]:
@@ -155,6 +155,7 @@ class ResponseJob:
             )
 
         plans, auto = await (truncated(messages, planned) if request.truncation == "auto" else planned(messages))
+        plans = [replace(plan, warnings=(*missing, *plan.warnings)) for plan in plans]
         pipeline = AnswerPipeline(partial(state.counting.watch, "responses"), plans, 1, user, auto)
         tools: ServedTools | None = None
         if wanted and pipeline.plan.may_call:
@@ -306,16 +307,22 @@ async def truncated(messages: list[Json], planned: Callable[[list[Json]], Awaita
     return found
 
 
-def _offered(state: State, offer: Offer) -> list[Any]:
-    """The server's tools that are wanted."""
+def _offered(state: State, offer: Offer) -> tuple[list[Any], tuple[str, ...]]:
+    """Returns the server's tools that are wanted, and warnings. Coding agents list a web search beside their functions
+    without being told to: where the server has none, the model reads the others, and a warning says so."""
     assert offer.served is not None
-    try:
-        return list(state.tool_service.offered(offer.served))
-    except UnknownTool as unknown:
-        path = f"tools[{offer.served_place}]"
-        if isinstance(offer.served, list) and offer.served == [WEB_SEARCH]:
+    served, missing = offer.served, tuple[str, ...]()
+    path = f"tools[{offer.served_place}]"
+    if isinstance(served, list) and WEB_SEARCH in served and WEB_SEARCH not in state.tool_service.names:
+        lacks = f"{path} is a web search, and this server has no search engine"
+        served = [name for name in served if name != WEB_SEARCH]
+        if not served and not offer.functions:
             accepted = "accepted: other tools, or a server with the setting searxng"
-            raise invalid(path, f"{path} is a web search, and this server has no search engine; {accepted}.") from None
+            raise invalid(path, f"{lacks}; {accepted}.")
+        missing = (f"{lacks}: it is not offered to the model.",)
+    try:
+        return list(state.tool_service.offered(served)), missing
+    except UnknownTool as unknown:
         path = f"{path}.allowed_tools"
         raise invalid(path, f"{path}: {unknown}") from None
 

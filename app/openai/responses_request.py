@@ -227,10 +227,7 @@ class Offer:
                 text = re.sub(theirs, ours, text)
             return text
 
-        param = None if error.param is None else reword(error.param)
-        return ApiError(
-            error.status, reword(error.message), param=param, code=error.code, kind=error.kind, headers=error.headers
-        )
+        return error.reworded(reword)
 
     def _place(self, found: re.Match[str]) -> str:
         at = int(found[1])

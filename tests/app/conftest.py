@@ -27,6 +27,7 @@ from app.current_user import user_of
 from app.server import create_app
 from app.wire import Patience, protocol_of
 from engine import Engine, EngineConfig, Stats
+from engine.builder import EngineParts
 from retrieval import Library
 from tests.app.gate import GatedEmbedder
 
@@ -69,9 +70,11 @@ def serving(
     databases: dict[str, Path] | None = None,
     also: dict[str, str] | None = None,
     patience: Patience | None = None,
+    assemble: Callable[[EngineConfig], EngineParts] | None = None,
     **changed: Any,
 ) -> Iterator[Server]:
     """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models.
+    `assemble` makes the engine's parts, see `Engine.start`.
 
     `changed` are other settings. The model chooses its tools unless a test says otherwise.
     """
@@ -85,10 +88,10 @@ def serving(
         # In float32: the company that a sequence has must not change what it draws.
         limits: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_running": 16, "threads": 1}
         limits |= {name: changed[name] for name in ("max_running", "policy") if name in changed}
-        config = EngineConfig(model=str(model), kv_blocks=600, **limits)
+        config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
         registry = also or settings.remote
-        async with await (ModelRegistry.start(several) if registry else Engine.start(config)) as running:
+        async with await (ModelRegistry.start(several) if registry else Engine.start(config, assemble)) as running:
             engine = running.default.engine if isinstance(running, ModelRegistry) else running
             library = None if embedder is None else Library.open(data / "documents", embedder)
             app = create_app(running, settings, library=library)

@@ -47,6 +47,14 @@ def test_blocks_of_a_user_are_paragraphs_and_those_of_an_assistant_one_text(sign
     ]  # fmt: skip
 
 
+def test_a_result_that_refers_to_tools_describes_them(signer: ThinkingSigner) -> None:
+    names = [{"type": "tool_reference", "tool_name": name} for name in ("add", "gone")]
+    messages = [HI, {"role": "assistant", "content": [call()]}, {"role": "user", "content": [result(content=names)]}]
+    made = conversation(None, messages, signer, {"add": '{"name": "add"}'})
+    assert made.messages[-1]["content"] == '{"name": "add"}\n\nThere is no tool gone any more.'
+    assert made.loaded == {"add", "gone"}
+
+
 def test_results_come_before_the_text_of_their_turn(signer: ThinkingSigner) -> None:
     asked = {"role": "assistant", "content": [call("a"), call("b")]}
     told = {"role": "user", "content": [{"type": "text", "text": "go on"}, result("b", "B"), result("a", "A")]}

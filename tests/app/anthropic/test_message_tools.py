@@ -99,3 +99,27 @@ def test_the_template_is_given_the_thinking_of_a_turn_that_goes_on(
         return pebble_claude.messages.count_tokens(model="default", messages=messages, tools=OURS).input_tokens
 
     assert counted(thought, call) >= counted(call) + len(pebble.engine.tokenizer.encode(text))
+
+
+def test_a_deferred_tool_is_loaded_by_a_result_that_refers_to_it(pebble_claude: anthropic.Anthropic) -> None:
+    tools = [{**tool, "defer_loading": tool["name"] == "add"} for tool in OURS]
+    search = {"type": "tool_use", "id": "one", "name": "get_weather", "input": {"city": "add"}}
+    reference = {
+        "type": "tool_result",
+        "tool_use_id": "one",
+        "content": [{"type": "tool_reference", "tool_name": "add"}],
+    }
+    loaded: Any = [*QUESTION, {"role": "assistant", "content": [search]}, {"role": "user", "content": [reference]}]
+    asked: dict[str, Any] = {**ASK, "tools": tools, "tool_choice": {"type": "tool", "name": "add"}}
+
+    def prompt(messages: Any, tools: Any) -> int:
+        return pebble_claude.messages.count_tokens(model="default", messages=messages, tools=tools).input_tokens
+
+    without = [tool for tool in OURS if tool["name"] != "add"]
+    assert prompt(QUESTION, tools) == prompt(QUESTION, without)  # the prompt's list does not change when it is loaded
+    gone = prompt(loaded, without)
+    assert prompt(loaded, tools) > gone
+    with pytest.raises(anthropic.BadRequestError, match="add"):
+        pebble_claude.messages.create(**asked)
+    (call,) = calls_of(pebble_claude.messages.create(**{**asked, "messages": loaded}))
+    assert call.name == "add"

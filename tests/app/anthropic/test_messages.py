@@ -139,6 +139,17 @@ def test_counted_tokens_are_those_of_the_usage(claude: anthropic.Anthropic) -> N
     assert counted == prompt_of(claude.messages.create(**asked, max_tokens=3).usage)
 
 
+def test_a_tool_runner_goes_on_without_a_thread(claude: anthropic.Anthropic) -> None:
+    """Its requests ask the server to keep the conversation, until an error's details say that it does not."""
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        claude.messages.create(**{**ASK, "extra_body": {"thread": {"type": "create"}}})
+    body: Any = refused.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    messages: Any = HI
+    runner = claude.beta.messages.tool_runner(model="tiny", max_tokens=5, messages=messages, tools=[])
+    assert runner.until_done().stop_reason == "max_tokens"
+
+
 def test_a_second_turn_finds_the_first_in_the_cache(claude: anthropic.Anthropic) -> None:
     """Although Claude Code's first block of the system prompt is another with every request."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,11 +141,16 @@ def test_vectors_are_those_of_the_other_api(theirs: ollama.Client, plain: httpx.
     [
         ("chat", {"messages": [{"role": "x", "content": ""}]}, "messages"), ("chat", {"format": "xml"}, "format"),
         ("chat", {"messages": HELLO, "options": {"mirostat": 2}}, "options.mirostat"),
-        ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "temperature"),
+        ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, "options.temperature is 'hot'"),
+        ("chat", {"messages": HELLO, "options": {"stop": [""]}}, "options.stop is"),
+        ("chat", {"messages": HELLO, "options": {"num_predict": 99_999}}, "maximum context length"),
+        ("chat", {"messages": HELLO, "format": {"type": 5}}, "format"),
         ("chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, "images"), ("chat", {"template": "x"}, "template"),
-        ("chat", {"messages": HELLO, "options": {"num_predict": 0}}, "max_tokens"),
+        ("chat", {"messages": HELLO, "options": {"num_predict": 0}}, "options.num_predict is 0"),
         ("chat", {"messages": "x"}, "messages"),
         ("generate", {"prompt": "a", "raw": True}, "raw"), ("generate", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("generate", {"prompt": "a" * 9000}, "maximum context length"),
+        ("generate", {"prompt": "a", "options": {"min_p": 2}}, "options.min_p is 2"),
         ("generate", {"prompt": "a", "context": [1]}, "context"), ("generate", {"prompt": 3}, "prompt"),
         ("embed", {"input": []}, "input"), ("embed", {"input": 3}, "input"), ("embed", {}, "input"),
         ("embed", {"input": "a", "truncate": False}, "truncate"), ("embed", {"input": "a", "prompt": "b"}, "prompt"),
@@ -158,6 +164,7 @@ def test_a_bad_request_is_refused_in_their_shape(
 ) -> None:
     reply = plain.post(f"/api/{path}", json={"model": "default", **body})
     assert reply.status_code == 400 and reply.json().keys() == {"error"} and named in reply.json()["error"], reply.text
+    assert not re.search("max_tokens|response_format|json_schema", reply.json()["error"])
 
 
 def test_an_unknown_model_is_not_found(theirs: ollama.Client) -> None:

@@ -51,6 +51,15 @@ def test_a_call_is_run_in_the_response_and_its_result_is_in_the_answer(http: htt
     assert without_ids(answer) == without_ids(ask(http, tools=[served("calculate")]))
 
 
+def test_a_web_search_without_an_engine_is_left_out_beside_other_tools(http: httpx.Client) -> None:
+    """As Codex sends it with its functions."""
+    answer = ask(http, tools=[CALCULATOR, {"type": "web_search", "external_web_access": True}])
+    assert answer["warnings"] == [
+        "tools[1] is a web search, and this server has no search engine: it is not offered to the model."
+    ]
+    assert answer["usage"]["input_tokens"] == ask(http, tools=[CALCULATOR])["usage"]["input_tokens"]
+
+
 def test_results_are_counted_as_read(http: httpx.Client, plugin: Any) -> None:
     plugin(PLUGIN, there)
     answer = ask(http, tools=[served("calculate")])
