@@ -38,6 +38,15 @@ class Divergence:
     perplexity: float
 
 
+def check_texts(texts: Tokens) -> None:
+    """Raises InvalidParameter where there is too little text to measure on."""
+    tokens = sum(map(len, texts))
+    if tokens < MIN_TOKENS or min(map(len, texts)) < 2:
+        raise InvalidParameter(
+            "text", f"there are {tokens:,} tokens to measure on, and {MIN_TOKENS:,} are needed; give more text."
+        )
+
+
 def measure(source: Path, quantized: Path, texts: Tokens, dtype: torch.dtype | None = None) -> Divergence:
     """Reads `texts` with both models, the quantised one in `dtype` or, without one, the machine's default.
 
@@ -45,11 +54,7 @@ def measure(source: Path, quantized: Path, texts: Tokens, dtype: torch.dtype | N
         CheckpointError: a model cannot be loaded.
         InvalidParameter: there is too little text.
     """
-    tokens = sum(map(len, texts))
-    if tokens < MIN_TOKENS or min(map(len, texts)) < 2:
-        raise InvalidParameter(
-            "text", f"there are {tokens:,} tokens to measure on, and {MIN_TOKENS:,} are needed; give more text."
-        )
+    check_texts(texts)
     original, other = LayerwiseModel(source), LayerwiseModel(quantized)
     states, errors = original.embed(texts), list[float]()
     rounded = other.embed(texts)

@@ -89,7 +89,7 @@ class LayerwiseModel:
         family = family_of(config)
         self.spec, self.names, self.weights = family.spec(config), family.names(config), open_weights(path)
         self._packing = Packing(_ObservedLinear, _ObservedLinear)
-        self._decoder = Decoder(
+        self._decoder = Decoder(  # the layers are read later, one at a time
             replace(self.spec, layers=0), self.names, self.weights, dtype=torch.float32, device=torch.device("cpu"),
             kernels="torch", packing=self._packing,
         )  # fmt: skip

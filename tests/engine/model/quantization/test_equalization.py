@@ -16,6 +16,8 @@ from engine.model.quantization.input_statistics import InputStatistics
 from engine.model.quantization.layerwise import LayerwiseModel, LinearName, Projection, projections
 from tests.engine.model import tiny
 
+pytestmark = pytest.mark.slow
+
 WIDTHS = {
     "hidden_size": 64,
     "intermediate_size": 128,

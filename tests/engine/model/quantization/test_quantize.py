@@ -22,6 +22,8 @@ from tests.engine.model import tiny
 from tests.engine.model.quantization.test_equalization import WIDTHS
 from tests.engine.model.stepping import Stepper, apart
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("llama_biased", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3", "granite", "olmo2", "lfm2")
 RECIPES = (
     *(Recipe("int8", method) for method in ("rtn", "gptq", "awq", "smoothquant")),
