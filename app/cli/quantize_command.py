@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.config import BadSetting
-from engine.errors import InvalidParameter
+from engine.errors import ChatTemplateError, InvalidParameter
 from engine.model.loader import name_of, resolve
 from engine.model.quantization.divergence import check_texts, measure
 from engine.model.quantization.quantize import METHODS, Form, LayerDone, Method, Recipe, open_source, quantize
@@ -169,9 +169,15 @@ def _evenly(texts: Texts, most: int) -> Texts:
     return texts if len(texts) <= most else [texts[at * len(texts) // most] for at in range(most)]
 
 
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="allow")  # calls, names and reasoning, which the chat template reads
+    role: str = Field(pattern="^(system|developer|user|assistant|tool)$")
+    content: StrictStr | list[dict[str, Any]] | None = None  # Any: JSON
+
+
 class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    messages: list[dict[str, Any]] | None = Field(None, min_length=1)  # Any: JSON that the chat template checks
+    messages: list[_Message] | None = Field(None, min_length=1)
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = {}
     text: StrictStr | None = None
@@ -181,8 +187,8 @@ def read_texts(path: Path, tokenizer: Tokenizer, length: int) -> Texts:
     """Returns a file's texts as tokens, at most `length` each: a chat's beginning, or all of a text in parts.
 
     Raises:
-        BadSetting: the file cannot be read, is of another kind, or a line is none; the message has its number.
-        ChatTemplateError: the model has no chat template, or it refuses a chat.
+        BadSetting: the file cannot be read or is of another kind, or a line is none that the model's chat template
+            takes; the message has its number.
     """
     if path.suffix not in (*TEXT_FILES, ".jsonl"):
         raise BadSetting(f"{path} is no text that is read here; accepted: .txt, .md, or .jsonl with {ACCEPTED}.")
@@ -193,11 +199,11 @@ def read_texts(path: Path, tokenizer: Tokenizer, length: int) -> Texts:
     if path.suffix != ".jsonl":
         return _parts(whole, tokenizer, length)
     texts: Texts = []
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split("\n"), 1):
         if line.strip():
             try:
                 texts += _of_line(_Line.model_validate_json(line), tokenizer, length)
-            except (ValidationError, _BadLine) as error:
+            except (ValidationError, _BadLine, ChatTemplateError) as error:
                 raise BadSetting(f"{path}, line {number}: {_why(error)}; accepted: {ACCEPTED}.") from None
     return texts
 
@@ -214,9 +220,8 @@ def _of_line(line: _Line, tokenizer: Tokenizer, length: int) -> Texts:
             raise _BadLine("tools and chat_template_kwargs are for messages")
         return _parts(line.text, tokenizer, length)
     assert line.messages is not None
-    tokens = tokenizer.apply_chat_template(
-        line.messages, tools=line.tools or None, add_generation_prompt=False, **line.chat_template_kwargs
-    )
+    messages = [message.model_dump(exclude_unset=True) for message in line.messages]
+    tokens = tokenizer.encode_chat(messages, line.tools or None, line.chat_template_kwargs, add_generation_prompt=False)
     return [tokens[:length]] if len(tokens) > 1 else []
 
 
@@ -228,9 +233,9 @@ def _parts(text: str, tokenizer: Tokenizer, length: int) -> Texts:
     return [part for part in parts if len(part) > 1]
 
 
-def _why(error: ValidationError | _BadLine) -> str:
-    if isinstance(error, _BadLine):
-        return str(error)
+def _why(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error).removesuffix(".")
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where + ': ' if where else ''}{first['msg']}"

@@ -35,13 +35,13 @@ def test_chats_go_through_the_models_own_template(tokenizer: Tokenizer, tmp_path
     lines = [
         {"messages": chat},
         {"messages": chat[:1], "chat_template_kwargs": {"open_thinking": True}},
-        {"text": "abc"},
+        {"text": "abc\u2028"},
     ]
-    file.write_text("\n\n".join(map(json.dumps, lines)), encoding="utf-8")
+    file.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
     texts = [tokenizer.decode(each, skip_special=False) for each in read_texts(file, tokenizer, 64)]
     assert texts[0] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
-    assert texts[1] == "<|im_start|>user\nhi<|im_end|>\n" and texts[2] == "abc"
-    assert [len(each) for each in read_texts(file, tokenizer, 3)] == [3, 3, 3]
+    assert texts[1] == "<|im_start|>user\nhi<|im_end|>\n" and texts[2] == "abc\u2028"
+    assert [len(each) for each in read_texts(file, tokenizer, 3)] == [3, 3, 3, 3]
 
 
 def test_a_plain_text_is_read_whole_in_parts(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -57,9 +57,12 @@ def test_a_plain_text_is_read_whole_in_parts(tokenizer: Tokenizer, tmp_path: Pat
         ("a.txt", None, ["cannot be read"]),
         ("a.jsonl", '{"text": "x"}\n{', ["line 2", "accepted"]),
         ("a.jsonl", '{"prompt": "x"}', ["line 1", "prompt", "messages"]),
-        ("a.jsonl", '{"text": "x", "messages": [{}]}', ["line 1", "one of the two"]),
+        ("a.jsonl", '{"text": "x", "messages": [{"role": "user"}]}', ["line 1", "one of the two"]),
         ("a.jsonl", '{"text": "x", "tools": []}', ["line 1", "for messages"]),
         ("a.jsonl", "{}", ["line 1", "messages or text"]),
+        ("a.jsonl", '{"messages": [{"role": "judge", "content": "x"}]}', ["line 1", "messages.0.role", "assistant"]),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": 5}]}', ["line 1", "messages.0.content"]),
+        ("a.jsonl", '{"messages": [{"role": "user"}], "chat_template_kwargs": {"tools": 1}}', ["line 1", "template"]),
     ],
 )
 def test_files_that_are_no_text_are_refused(
