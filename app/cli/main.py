@@ -1,4 +1,4 @@
-"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `documents`, `tools`, `keys`, `eval` …
+"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `quantize`, `eval` …
 
 Options are checked where settings are (app/config/), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -12,7 +12,7 @@ import runpy
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -137,6 +137,60 @@ def replay(
     raise typer.Exit(or_explain(run, file, settings, force))
 
 
+@cli.command()
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model directory, or a Hugging Face Hub name.")],
+    text: Annotated[
+        Path, typer.Option(metavar="FILE", help="What the model is for: .txt, .md, or .jsonl with a chat on each line.")
+    ],
+    to: Annotated[
+        Literal["int8", "int4"] | None,
+        typer.Option(metavar="int8|int4", help="The form of weights; with --compare, both.", show_default=False),
+    ] = None,
+    method: Annotated[
+        Literal["rtn", "gptq", "awq", "smoothquant"] | None,
+        typer.Option(
+            metavar="METHOD", help=r"rtn, gptq, awq or, for int8, smoothquant. \[int4: gptq; int8: rtn]",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(metavar="32|64|128", help=r"Columns of a scale of int4. \[32]", show_default=False),
+    ] = None,
+    act_order: Annotated[
+        bool | None,
+        typer.Option(help=r"gptq: columns with the largest inputs first. \[act-order]", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=r"Where to write it. \[NAME-int4-gptq, here]", show_default=False),
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help=r"Measure on this text. \[every fifth part of --text, which is not calibrated on]",
+            show_default=False,
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Most texts to calibrate on.")] = 512,
+    length: Annotated[int, typer.Option(metavar="TOKENS", min=32, help="Most tokens of a text.")] = 512,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run wrote.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Try all methods, each in a directory below --out.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    """Round a model's weights to 8 or 4 bits, calibrated on a text, and measure what it cost."""
+    from app.cli import quantize_command as work
+
+    request = work.QuantizeRequest(
+        model, text, to, method, group, act_order, out, held_out, samples, length, resume, overwrite, compare
+    )
+    or_explain(work.quantize_and_measure, request, as_json)
+
+
 evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
 cli.add_typer(evaluations)
 
@@ -229,7 +283,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["serve"], ["chat"]):
+    if sys.argv[1:2] in (["serve"], ["chat"], ["quantize"]):
         # torch's threads wait for each other by spinning. Where anything else needs a core (this server's own event
         # loop does) that made a step up to 80 times slower; sleeping instead costs about a tenth on an idle machine. It
         # must be said before torch is imported; docs/performance.md has the figures.

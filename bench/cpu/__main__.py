@@ -1,4 +1,4 @@
-"""`python -m bench.cpu ours|transformers|llama|weights|quality|bits|steps|report`: a part a call, then
+"""`python -m bench.cpu ours|transformers|llama|weights|quality|quantize|bits|steps|report`: a part a call, then
 the report of those that are kept under build/.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
@@ -18,7 +18,7 @@ import torch
 import typer
 
 from bench import hardware, report
-from bench.cpu import checkpoint, quality
+from bench.cpu import checkpoint, quality, quantized
 from bench.cpu import steps as step_by_step
 from bench.cpu.bits import compared
 from bench.cpu.contestants import PEERS, PREFILL, PROMPT, in_turns, measured, run_llama
@@ -132,6 +132,24 @@ def quality_of_weights(model: Path = Path("models/pebble")) -> None:
     """Prints the cost of rounding the weights, beside float32, as JSON."""
     date = datetime.date.today().isoformat()
     print(json.dumps({"date": date, "model": model.name, **quality.measure(model)}, indent=1))
+
+
+@app.command("quantize")
+def quantize_model(
+    model: Path = Path("models/pebble"),
+    questions: Annotated[int, typer.Option(help="Of each ability.")] = 60,
+) -> None:
+    """Every method of `ponder quantize` on the bundled model: kept under bench/results/."""
+    date = datetime.date.today().isoformat()
+    results = {
+        "date": date,
+        "slug": f"quantize-{hardware.slug()}",
+        "command": "python -m bench.cpu quantize",
+        "hardware": hardware.describe(),
+        "model": model.name,
+        "parts": quantized.run(model, WORK / f"quantized-{date}", questions),
+    }
+    print(report.save(results))
 
 
 @app.command("bits")

@@ -86,8 +86,8 @@ class KVCache:
 
     @property
     def like(self) -> Tensor:
-        """Returns an empty tensor of the shape of a layer and the dtype of the computation."""
-        return self.data[0]
+        """Returns a tensor of the shape of an attending layer and the dtype of the computation, of any values."""
+        return self.data[0] if len(self.data) else self.data.new_empty(self.data.shape[1:])
 
     @property
     def device(self) -> torch.device:

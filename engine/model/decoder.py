@@ -144,7 +144,7 @@ class Decoder:
 
     def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache) -> Tensor:
         assert self._gpu is not None, "on_gpu was not asked"
-        x = self._embedded(step.token_ids)
+        x = self.embed(step.token_ids)
         rotations = {
             rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
             for rope, rotation in self._rotations.items()
@@ -152,7 +152,8 @@ class Decoder:
         self._gpu.run(x, step, kv.layers(), rotations)
         return x
 
-    def _embedded(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Returns the input of the first layer: (tokens, hidden) in the model's dtype."""
         x = self._embedding.index_select(0, token_ids)
         if self._embedding_multiplier != 1.0:
             x.mul_(self._embedding_multiplier)
@@ -172,18 +173,28 @@ class Decoder:
         return packed.views(torch.from_numpy(host).to(self.device), self.packed_for)
 
     def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
-        spec = self.spec
         if self._gpu is not None:
             return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
-        x = self._embedded(batch.token_ids)
-        rotations = {rope: rotation.at(batch.positions) for rope, rotation in self._rotations.items()}
-        of_queries = {rope: self._rotations[rope].of_queries(at, batch.positions) for rope, at in rotations.items()}
+        x = self.embed(batch.token_ids)
         if self._cpu is not None:
             assert isinstance(kv, KVCache), (
                 "the CPU's own kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._cpu.run(x, batch, kv, rotations, of_queries)
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions))
             return x
+        self.run_layers(self._layers, x, batch, kv)
+        return x
+
+    def _rotations_at(self, positions: Tensor) -> tuple[dict[Rope, Tensor], dict[Rope, Tensor]]:
+        """Returns the rotations of keys and of queries."""
+        rotations = {rope: rotation.at(positions) for rope, rotation in self._rotations.items()}
+        return rotations, {rope: self._rotations[rope].of_queries(at, positions) for rope, at in rotations.items()}
+
+    @torch.inference_mode()
+    def run_layers(self, layers: Sequence[Layer], x: Tensor, batch: Batch, kv: KVCache | QuantizedCache) -> None:
+        """Runs `layers` of this model on torch, on `x` (tokens, hidden) in place; `kv` is the cache of those alone."""
+        spec = self.spec
+        rotations, of_queries = self._rotations_at(batch.positions)
         plan = AttentionPlan(
             batch,
             kv,
@@ -194,7 +205,7 @@ class Decoder:
         )
         caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
-        for layer, cache in zip(self._layers, caches, strict=True):
+        for layer, cache in zip(layers, caches, strict=True):
             if layer.taps is None:
                 turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
                 self._attention(layer, x, cache, plan, turns)
@@ -202,7 +213,6 @@ class Decoder:
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, cache, batch.slots, *earlier)
             self._mlp(layer, x)
-        return x
 
     def _attention(
         self,

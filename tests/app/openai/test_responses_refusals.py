@@ -173,6 +173,7 @@ _fields: dict[str, Any] = {
     "user": wild.small,
     "store": st.booleans() | wild.small,
     "seed": st.integers(0, 9) | wild.small,
+    "private": st.booleans() | wild.small,
     "repetition_detection": st.fixed_dictionaries(
         {"max_pattern_size": st.integers(0, 5) | wild.small, "min_count": st.integers(1, 5) | wild.small},
         optional={"min_pattern_size": st.integers(0, 6) | wild.small, "x": wild.small},
