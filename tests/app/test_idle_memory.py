@@ -50,6 +50,7 @@ async def test_a_pool_grows_as_it_is_used(model: Path) -> None:
         assert grown < 250 * MB  # of 800 MB: libraries that the engine imports, and the pool's bookkeeping
 
 
+@pytest.mark.slow
 def test_an_idle_server_is_under_700_mb(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:

@@ -160,6 +160,7 @@ async def test_tokens_that_are_spent_end_in_an_answer(world: World) -> None:
     assert sum(each.piece.spent for each in log if isinstance(each, Wrote)) <= 32
 
 
+@pytest.mark.slow
 async def test_a_result_that_would_fill_the_context_is_cut(world: World) -> None:
     log = await world.ask(Answers("word " * 20_000), remaining=1200)
     assert [each.limit for each in log if isinstance(each, Limited)] == ["context"]

@@ -188,6 +188,7 @@ async def test_a_deadline_gives_the_best_so_far(engine: Engine, seconds: float) 
         assert chosen.of + chosen.cancelled == 6 and len(left) == sum(piece.spent for piece in pieces)
 
 
+@pytest.mark.slow
 async def test_two_hundred_cancels_leak_no_block(engine: Engine) -> None:
     prompt = engine.tokenizer.encode("<think>", special=True)
 

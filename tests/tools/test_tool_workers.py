@@ -116,6 +116,7 @@ async def test_requests_wait_for_their_turn(workers: ProcessPool) -> None:
     assert answers == [2 * each for each in range(20)]
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("closed", [True, False])
 async def test_no_process_is_left(closed: bool) -> None:

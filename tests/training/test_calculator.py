@@ -12,6 +12,8 @@ from training.tasks import calculator
 from training.tasks.calculator import ANSWERED, CALLED
 from training.text import arithmetic_expression, words
 
+pytestmark = pytest.mark.slow
+
 SUM_KINDS = ("bare", "percent", "named", "problem")
 
 

@@ -10,6 +10,8 @@ from training.conversation import Conversation, ModelReply
 from training.tasks import chat, identity, memory
 from training.text import words
 
+pytestmark = pytest.mark.slow
+
 
 def made(count: int = 300) -> list[Conversation]:
     rng = Random(21)

@@ -16,6 +16,8 @@ from training.export import export
 from training.torch_model import Model
 from training.train_tokenizer import EMPTY_THOUGHT, TURN_END, _template, render, segments
 
+pytestmark = pytest.mark.slow
+
 WEATHER = {
     "type": "function",
     "function": {

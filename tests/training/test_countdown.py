@@ -15,6 +15,8 @@ from training.conversation import Conversation, ModelReply
 from training.tasks import countdown
 from training.tasks.countdown_trace import GIVEN_UP, trace
 
+pytestmark = pytest.mark.slow
+
 GAMES: tuple[countdown.Game, ...] = ("countdown3", "countdown4", "game24")
 
 

@@ -4,6 +4,8 @@ import json
 import sqlite3
 from random import Random
 
+import pytest
+
 from tools.builtin.databases import Databases
 from tools.builtin.documents import search_documents
 from tools.result import frame
@@ -11,6 +13,8 @@ from tools.sql import SqlDatabase
 from training.conversation import Conversation, ModelReply
 from training.tasks import database
 from training.text import framing
+
+pytestmark = pytest.mark.slow
 
 
 def made(count: int = 150) -> list[Conversation]:

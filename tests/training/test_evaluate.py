@@ -10,6 +10,8 @@ from training.abilities import ABILITIES, AUROC, Ability, xquad
 from training.conversation import ModelReply
 from training.evaluate import EvaluationResult, auroc, judged, table, wilson
 
+pytestmark = pytest.mark.slow
+
 
 def right(outcome: bool | tuple[int, int]) -> bool:
     return outcome if isinstance(outcome, bool) else 0 < outcome[0] == outcome[1]

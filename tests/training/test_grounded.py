@@ -16,6 +16,8 @@ from training.tasks import grounded
 from training.text import cloze, entities, essays, paragraphs, quotable
 from training.text.passages import MAX_WORDS_LENGTH, Asked, Page, QuotedPassage, shape
 
+pytestmark = pytest.mark.slow
+
 MAKERS = (paragraphs.page, essays.page, quotable.page)
 
 

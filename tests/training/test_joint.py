@@ -8,6 +8,8 @@ import pytest
 from training.conversation import Conversation, ModelReply, SpokenCall
 from training.tasks import grounded, joint
 
+pytestmark = pytest.mark.slow
+
 LABELLED = re.compile(r"^\[(S\d+)\] (.*)$", re.MULTILINE)
 
 

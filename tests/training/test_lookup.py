@@ -13,6 +13,8 @@ from training.phrases import read
 from training.tasks import grounded, lookup, relevance
 from training.text.passages import stems
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("progress", [0.0, 1.0])
 def test_an_answer_is_a_line_with_its_label(progress: float) -> None:

@@ -11,6 +11,8 @@ from training.conversation import Phrasing
 from training.tasks import arithmetic, beyond, counting, identity, memory, smalltalk
 from training.tasks.working import result, work
 
+pytestmark = pytest.mark.slow
+
 # Those that ask in phrasings; some files beside them hold other lists.
 FILES = sorted(p.stem for p in Path(phrases.__file__).parent.glob("*.toml") if "held_out = " in p.read_text("utf-8"))
 PHRASINGS = ("train", "held_out")

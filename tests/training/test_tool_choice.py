@@ -18,6 +18,8 @@ from training.tool_bank import concepts, frames, made, thing, values
 from training.tool_bank.requests import request
 from training.tool_bank.toolbox import toolbox
 
+pytestmark = pytest.mark.slow
+
 _KINDS: tuple[Kind, ...] = ("call", "none", "several", "repair")
 _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 

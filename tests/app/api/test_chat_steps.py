@@ -176,6 +176,7 @@ def test_a_turn_without_an_answer_is_left_out_of_the_history() -> None:
     assert history.messages == history.plain == [{"role": "user", "content": "more"}]
 
 
+@pytest.mark.slow
 def test_a_template_that_takes_no_calls_gets_the_answers_alone(tmp_path: Path) -> None:
     copy = write_checkpoint(tmp_path / "model")
     path = copy / "tokenizer_config.json"

@@ -65,7 +65,12 @@ def test_help_names_every_command_and_setting(tmp_path: Path) -> None:
     assert all(word in shown.stdout for word in ("serve", "chat", "index", "search", "eval", "bench", "--version"))
     options = ponder("serve", "--help", cwd=tmp_path).stdout
     flags = {"cors_origins": "--cors-origin", "allowed_hosts": "--allowed-host", "models": "--also"}
-    for name in Settings.model_fields.keys() - {"databases", "mcp", "efforts", "remote"}:  # tables, for the configuration file
+    for name in Settings.model_fields.keys() - {
+        "databases",
+        "mcp",
+        "efforts",
+        "remote",
+    }:  # tables, for the configuration file
         assert flags.get(name, f"--{name.replace('_', '-')}") in options
     shown_defaults = (
         "host",

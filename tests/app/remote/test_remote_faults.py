@@ -160,6 +160,7 @@ def test_redirects_are_not_followed(http: httpx.Client, planted: Planted) -> Non
         assert not elsewhere.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "code", "ours", "requests"),
     [
@@ -177,6 +178,7 @@ def test_a_refusal_is_mapped_bounded_and_without_the_key(
     assert "Bad request" in reply.text
 
 
+@pytest.mark.slow
 def test_a_passing_failure_is_retried_with_backoff(http: httpx.Client, planted: Planted) -> None:
     planted.does(refuses(500), refuses(429, retry_after="1"), speaks())
     began = time.monotonic()

@@ -285,6 +285,7 @@ class Histories(RuleBasedStateMachine):
         self.only_eves()
 
 
+@pytest.mark.slow
 def test_any_history_leaves_the_tokens_that_it_should(shelf: Server, only_eves: Callable[[], object]) -> None:
     class Here(Histories):
         url = shelf.url

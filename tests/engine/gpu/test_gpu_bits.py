@@ -15,6 +15,7 @@ from tests.engine import test_deterministic as on_a_cpu
 checkpoint = on_a_cpu.checkpoint  # the fixture
 
 
+@pytest.mark.slow
 def test_mixes_chunks_and_the_cache_change_no_bit(checkpoint: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
     device = "cuda" if torch.cuda.is_available() else "cpu"

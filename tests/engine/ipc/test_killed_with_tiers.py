@@ -7,6 +7,8 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from engine import GREEDY, Engine, Span
 from engine.ipc.supervisor import SupervisedLink
 from tests.engine.kv_cache.test_kv_tiers import config, prompt
@@ -14,6 +16,7 @@ from tests.engine.kv_cache.test_kv_tiers import config, prompt
 SPAN = Span(GREEDY, max_tokens=12, ignore_eos=True)
 
 
+@pytest.mark.slow
 async def test_blocks_on_disk_outlive_a_process_that_is_killed(random_model: Path, tmp_path: Path) -> None:
     plain = config(random_model, kv_blocks=200, prefix_cache=False)
     async with await Engine.start(plain) as engine, await engine.open(prompt(0, 60)) as seq:

@@ -150,6 +150,7 @@ def assemble_with_pauses(config: EngineConfig) -> EngineParts:
     return assemble_default(config)
 
 
+@pytest.mark.slow
 async def test_a_process_whose_threads_are_late_lives_and_answers(random_model: Path) -> None:
     config = EngineConfig(str(random_model), dtype="float32", kv_blocks=256, runs_in="process")
     schemas = [Constrained(JsonSchema(f'{{"type":"integer","minimum":{i}}}')) for i in range(6)]

@@ -147,6 +147,7 @@ ragged = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 @examples(25)
 @given(
@@ -271,6 +272,7 @@ def test_every_query_meets_each_of_its_keys_in_one_piece(data: st.DataObject) ->
         assert sorted(merged.get(token, [-1])) == sorted(slots[token])
 
 
+@pytest.mark.slow
 def test_a_query_comes_out_the_same_in_every_batch(device: str) -> None:
     """Bits, with `fixed_keys`: alone, beside others, and with more of its prompt in the same step."""
     made = case([(1, 300), (1, 40), (70, 290), (1, 513)], device, dtype=torch.bfloat16)

@@ -65,6 +65,7 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> tuple[tokenizers.Tokenize
     return published, Tokenizer.load(written(path, lambda w: add_vocabulary(w, published, "qwen2", special)))
 
 
+@pytest.mark.slow
 def test_qwen2_vectors(qwen2: tuple[tokenizers.Tokenizer, Tokenizer]) -> None:
     inputs = shared("vocab/qwen2.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")[:-1]
     lines = shared("vocab/qwen2.out").read_text().split("\n")[: len(inputs)]
