@@ -36,7 +36,10 @@ DENSE_ORACLES = (
     "olmo2",
 )
 # Near to others, which always run
-SLOW = ("llama_tied", "llama_yarn_mscale", "qwen2_windows", "phi3_partial", "olmo3", "gemma", "glm", "lfm2_four_taps")
+SLOW = (
+    *("llama_tied", "llama_linear", "llama_yarn_mscale", "qwen2_windows", "phi3_partial", "lfm2_four_taps"),
+    *("olmo3", "gemma", "glm", "mixtral", "olmoe"),
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

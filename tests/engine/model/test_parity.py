@@ -132,6 +132,7 @@ DROPPED: list[tuple[str, str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "feature", "change"), DROPPED, ids=[f"{name}-{feature}".replace(" ", "_") for name, feature, _ in DROPPED]
 )
