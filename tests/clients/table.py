@@ -131,8 +131,13 @@ def main(arguments: list[str]) -> None:
     if arguments == ["--markdown"]:
         print(markdown(rows()))
         return
-    installs = arguments[0] == "--install"
-    folder, *names = arguments[1:] if installs else arguments
+    installs = arguments[:1] == ["--install"]
+    folder, *names = arguments[1:] if installs else arguments or [""]
+    known = [client.module for client in CLIENTS]
+    if not folder or folder.startswith("-"):
+        raise SystemExit(f"Name a folder.\n{__doc__}")
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"{unknown[0]!r} is no client; accepted: {', '.join(known)}.")
     wanted = [client for client in CLIENTS if not names or client.module in names]
     if installs:
         for client in wanted:
