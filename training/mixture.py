@@ -87,10 +87,13 @@ def _length(task: str, tenth: int) -> float:
     return sum(len(text) for made in sampled for text, _ in segments(made)) / 30
 
 
-def conversation(rng: Random, progress: float, phrasing: Phrasing = "train") -> Conversation:
-    """Samples a conversation of difficulty up to `progress`, of a task chosen so that tokens come in its `shares`."""
-    difficulty = progress * rng.random() ** 2
-    weights = [share / _length(task, round(difficulty * 10)) for task, share in shares(progress).items()]
+def conversation(
+    rng: Random, difficulty: float, phrasing: Phrasing = "train", *, progress: float | None = None
+) -> Conversation:
+    """Samples a conversation of a task chosen so that tokens come in the `shares` at `progress`, `difficulty` by
+    default. Both are 0 to 1."""
+    of_tasks = shares(difficulty if progress is None else progress)
+    weights = [share / _length(task, round(difficulty * 10)) for task, share in of_tasks.items()]
     return TASKS[rng.choices(tuple(TASKS), weights)[0]](rng, phrasing, difficulty)
 
 
@@ -116,7 +119,7 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
     while total < tokens:
         ids: list[int] = []
         weights: list[float] = []
-        for text, learned in segments(conversation(rng, grown)):
+        for text, learned in segments(conversation(rng, grown * rng.random() ** 2, progress=grown)):
             part = tokenizer.encode(text, add_special_tokens=False).ids
             ids += part
             weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]
