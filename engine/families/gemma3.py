@@ -5,12 +5,21 @@ The text part of a Gemma 3 checkpoint with vision (`Gemma3ForConditionalGenerati
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from engine.errors import CheckpointError
 from engine.families import gemma2
 from engine.families.family import Family
-from engine.families.reading import activation, flag, integer, must_be, number, optional_number, rope, shape, windows
+from engine.families.reading import (
+    activation,
+    flag,
+    integer,
+    must_be,
+    number,
+    optional_number,
+    rope,
+    shape,
+    text_part,
+    windows,
+)
 from engine.model.loader import Json
 from engine.model.model_spec import ModelSpec, WeightNames
 
@@ -71,13 +80,8 @@ def spec_with_vision(config: Json) -> ModelSpec:
 
 
 def names_with_vision(config: Json) -> WeightNames:
-    """The text model lies under a root of its own; the rest is left alone."""
-    return replace(
-        gemma2.names(config),
-        root="language_model.model.",
-        lm_head="language_model.lm_head.weight",
-        ignored=("vision_tower.", "multi_modal_projector."),
-    )
+    """Gemma 2's names, of the text part."""
+    return text_part(gemma2.names(config))
 
 
 FAMILY = Family("gemma3_text", ("Gemma3ForCausalLM",), spec, gemma2.names)

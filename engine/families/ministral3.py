@@ -8,15 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.errors import CheckpointError
-from engine.families import llama, mistral
+from engine.families import mistral
 from engine.families.family import Family
-from engine.families.reading import flag, integer, number, refuse
+from engine.families.reading import flag, integer, number, refuse, text_part
 from engine.model.loader import Json
 from engine.model.model_spec import ModelSpec, WeightNames
 
 
 def spec(config: Json) -> ModelSpec:
     """ModelSpec of a Ministral 3 config.json. Raises CheckpointError."""
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):
+        raise refuse("rope_parameters", None, "an object, as the family's default of YaRN is not assumed")
     plain = mistral.spec({"sliding_window": None, "rms_norm_eps": 1e-5, **config})
     rotary = plain.ropes[0]
     assert rotary is not None, "every layer of Mistral has positions"
@@ -45,15 +47,7 @@ def spec_with_vision(config: Json) -> ModelSpec:
     return spec(text) if text["model_type"] == "ministral3" else mistral.spec(text)
 
 
-def names_with_vision(config: Json) -> WeightNames:
-    """The text model lies under a root of its own; the rest is left alone."""
-    return replace(
-        llama.FAMILY.names(config),
-        root="language_model.model.",
-        lm_head="language_model.lm_head.weight",
-        ignored=("vision_tower.", "multi_modal_projector."),
-    )
-
-
 FAMILY = Family("ministral3", ("Ministral3ForCausalLM",), spec)
-WITH_VISION = Family("mistral3", ("Mistral3ForConditionalGeneration",), spec_with_vision, names_with_vision)
+WITH_VISION = Family(
+    "mistral3", ("Mistral3ForConditionalGeneration",), spec_with_vision, lambda config: text_part(WeightNames())
+)

@@ -8,12 +8,13 @@ is either understood or refused by name; nothing is silently taken for its defau
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
 from engine.model.layers import longrope_attention_factor, yarn_attention_factor
 from engine.model.loader import Json
-from engine.model.model_spec import Activation, Rope
+from engine.model.model_spec import Activation, Rope, WeightNames
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -102,6 +103,17 @@ def shape(config: Json, *, head_dim: int | None = None) -> dict[str, Any]:
         "attention_scale": head_dim**-0.5,
         "windows": (None,) * layers,
     }
+
+
+def text_part(names: WeightNames) -> WeightNames:
+    """Returns the names in a checkpoint with vision: the text model lies under a root of its own, the rest is left
+    alone."""
+    return replace(
+        names,
+        root="language_model.model.",
+        lm_head="language_model.lm_head.weight",
+        ignored=("vision_tower.", "multi_modal_projector."),
+    )
 
 
 def windows(config: Json, layers: int, sliding: tuple[bool, ...], window: int | None) -> tuple[int | None, ...]:

@@ -222,6 +222,11 @@ def test_a_model_with_vision_runs_its_text_part(tmp_path: Path, name: str) -> No
     assert_parity(Stepper(load_decoder(tmp_path, dtype=torch.float32), [prompt]).run(33), [expected])
 
 
+def test_ministral_without_its_rope_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="rope_parameters is None"):
+        family_of({"model_type": "ministral3"}).spec({**tiny.SIZES, "model_type": "ministral3"})
+
+
 def test_sharded_checkpoint_equals_single(own_cases: Any, tmp_path: Path) -> None:
     case = own_cases("qwen3")
     tiny.save(tiny.build(*tiny.MODELS["qwen3"]), tmp_path, max_shard_size="100KB")
