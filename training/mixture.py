@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training import procedural
+from training.alignment import NOWHERE, Alignment, Label, align, labels
 from training.conversation import Conversation, Phrasing
 from training.tasks import (
     arithmetic,
@@ -40,7 +41,7 @@ from training.team import ALONE, Team
 from training.train_tokenizer import END_OF_TEXT, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
-PROCEDURAL = 0.08  # share of the tokens, in the end
+PROCEDURAL = (0.2, 0.05)  # share of the tokens at the beginning and at the end of the curriculum
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
@@ -56,27 +57,35 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "arithmetic": arithmetic.conversation,
 }
 SHARES = {  # at the beginning and at the end of the curriculum
-    "lookup": (70, 6),
-    "grounded": (12, 28),
-    "relevance": (2, 6),
-    "tool choice": (8, 19),
-    "countdown": (3, 20),
-    "chat": (3, 6),
-    "calculator": (1, 4),
-    "joint": (0, 6),
-    "database": (0, 4),
+    "lookup": (50, 10),
+    "grounded": (20, 27),
+    "relevance": (6, 8),
+    "tool choice": (10, 19),
+    "countdown": (5, 18),
+    "chat": (4, 5),
+    "calculator": (2, 4),
+    "joint": (2, 5),
+    "database": (0, 3),
     "arithmetic": (1, 1),
 }
 
-Row = procedural.Row  # the tokens of a conversation and the loss weight of each
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """The tokens of a conversation, the loss weight of each, and where each is to look."""
+
+    tokens: list[int]
+    weights: list[float]
+    alignment: Alignment
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Both (rows, length); rows are padded on the right with weight 0."""
+    """Tokens and weights (rows, length), spans (rows, roles, length, 2); rows are padded on the right with weight 0."""
 
     tokens: Tensor
     weights: Tensor
+    spans: Tensor
 
 
 @lru_cache(maxsize=256)
@@ -103,62 +112,91 @@ def shares(progress: float) -> dict[str, float]:
 
 
 def procedural_share(progress: float) -> float:
-    """Returns the share of procedural sequences: all tokens until copying is learned, then fewer and fewer."""
-    return max(PROCEDURAL, 1 - 2 * procedural.grown(progress))
+    """Returns the share of procedural sequences at `progress` (0 to 1)."""
+    first, last = PROCEDURAL
+    return first + (last - first) * progress
 
 
-def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[Row]:
+@lru_cache(maxsize=4)
+def _spelling(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns for each token the one without the space before it, and its number of letters and digits."""
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in range(tokenizer.get_vocab_size())]
+    first = {text: token for token, text in reversed(list(enumerate(texts)))}
+    return [first.get(text.removeprefix(" "), at) for at, text in enumerate(texts)], [
+        sum(map(str.isalnum, text)) for text in texts
+    ]
+
+
+def _procedural_row(rng: Random, progress: float, tokenizer: Tokenizer) -> TrainingRow:
+    ids, weights = procedural.row(rng, tokenizer.get_vocab_size(), progress)
+    learned = [weight > 0 for weight in weights]
+    return TrainingRow(ids, weights, align(ids, learned, [None] * len(ids), _spelling(tokenizer)[1]))
+
+
+def row(rng: Random, made: Conversation, tokenizer: Tokenizer) -> TrainingRow:
+    """Returns a conversation as it is trained on."""
+    ids, weights, learned, near = list[int](), list[float](), list[bool](), list[Label | None]()
+    for text, written in segments(made):
+        part = tokenizer.encode(text, add_special_tokens=False)
+        near += labels(text, part.offsets, len(ids), near[-1] if near else None)
+        ids += part.ids
+        learned += [written] * len(part.ids)
+        weights += [1.0 if written else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part.ids]
+    bare, letters = _spelling(tokenizer)
+    return TrainingRow(ids, weights, align([bare[token] for token in ids], learned, near, letters))
+
+
+def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[TrainingRow]:
     """About `tokens` tokens of conversations and procedural sequences, the longest first."""
     rng = Random(f"{seed}-{step}")
-    made: list[Row] = []
+    made: list[TrainingRow] = []
     total = 0
-    grown = procedural.grown(progress)
-    while total < tokens * procedural_share(progress):
-        made.append(procedural.row(rng, tokenizer.get_vocab_size(), progress))
-        total += len(made[-1][0])
     while total < tokens:
-        ids: list[int] = []
-        weights: list[float] = []
-        for text, learned in segments(conversation(rng, grown * rng.random() ** 2, progress=grown)):
-            part = tokenizer.encode(text, add_special_tokens=False).ids
-            ids += part
-            weights += [1.0 if learned else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part]
-        if len(ids) <= MAX_LENGTH:
-            made.append((ids, weights))
-            total += len(ids)
-    return sorted(made, key=lambda row: -len(row[0]))
+        if total < tokens * procedural_share(progress):
+            sampled = _procedural_row(rng, progress, tokenizer)
+        else:
+            sampled = row(rng, conversation(rng, progress * rng.random() ** 2, progress=progress), tokenizer)
+        if len(sampled.tokens) <= MAX_LENGTH:
+            made.append(sampled)
+            total += len(sampled.tokens)
+    return sorted(made, key=lambda row: -len(row.tokens))
 
 
-def share(rows: list[Row], team: Team) -> list[Row]:
+def share(rows: list[TrainingRow], team: Team) -> list[TrainingRow]:
     """The rows of one member of the team: each row, longest first, goes to the member with the fewest tokens so far."""
     loads = [0] * team.size
-    mine: list[Row] = []
+    mine: list[TrainingRow] = []
     for row in rows:
         lightest = loads.index(min(loads))
-        loads[lightest] += len(row[0])
+        loads[lightest] += len(row.tokens)
         if lightest == team.rank:
             mine.append(row)
     return mine
 
 
-def batches(rows: list[Row], largest: int, padding: int) -> list[TrainingBatch]:
+def batches(rows: list[TrainingRow], largest: int, padding: int) -> list[TrainingBatch]:
     """Rows, longest first, stacked into batches of at most `largest` tokens or one row, of lengths not far apart."""
-    stacked, pending = list[TrainingBatch](), list[Row]()
+    stacked, pending = list[TrainingBatch](), list[TrainingRow]()
     for row in rows:
         if pending:
-            longest = len(pending[0][0])
-            if longest * (len(pending) + 1) > largest or longest > 1.25 * len(row[0]):
+            longest = len(pending[0].tokens)
+            if longest * (len(pending) + 1) > largest or longest > 1.25 * len(row.tokens):
                 stacked.append(_stack(pending, padding))
                 pending = []
         pending.append(row)
     return [*stacked, _stack(pending, padding)] if pending else stacked
 
 
-def _stack(rows: list[Row], padding: int) -> TrainingBatch:
-    length = max(len(tokens) for tokens, _ in rows)
+def _stack(rows: list[TrainingRow], padding: int) -> TrainingBatch:
+    length = max(len(row.tokens) for row in rows)
+    missing = [length - len(row.tokens) for row in rows]
+    spans = [
+        [role + [NOWHERE] * more for role in row.alignment.roles()] for row, more in zip(rows, missing, strict=True)
+    ]
     return TrainingBatch(
-        tokens=torch.tensor([tokens + [padding] * (length - len(tokens)) for tokens, _ in rows]),
-        weights=torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in rows]),
+        tokens=torch.tensor([row.tokens + [padding] * more for row, more in zip(rows, missing, strict=True)]),
+        weights=torch.tensor([row.weights + [0.0] * more for row, more in zip(rows, missing, strict=True)]),
+        spans=torch.tensor(spans),
     )
 
 

@@ -34,7 +34,7 @@ _SHAPES = {
     ),
 }
 _PLANS = {
-    ("pebble", "cpu"): Plan(steps=10_000, ramp_steps=2000, fall=0.35, matrix_lr=0.008, adam_lr=1.2e-3),
+    ("pebble", "cpu"): Plan(steps=10_000, ramp_steps=2000, fall=0.35, matrix_lr=0.01, adam_lr=2e-3),
     ("pebble", "cuda"): Plan(steps=6000, ramp_steps=2000, batch_tokens=131_072, largest_batch=65_536),
     ("pebble-draft", "cpu"): Plan(steps=930, ramp_steps=800, matrix_lr=0.008, adam_lr=1.2e-3),
     ("pebble-draft", "cuda"): Plan(steps=3000, ramp_steps=1000, batch_tokens=131_072, largest_batch=65_536),

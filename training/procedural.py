@@ -3,8 +3,7 @@
     # a b c d  # e f g  ? f e = e f g #        "?" names tokens of one segment, in any order; "=" asks for all of it
 
 They hold nothing but the act that quoting, calling tools and remembering share: find the segment that the question
-points to, then copy it. Attention learns it from them long before it does from text (induction heads, Olsson et al.
-2022; procedural pre-training). Knows token ids, nothing of text.
+points to, then copy it, whatever the tokens (procedural pre-training). Knows token ids, nothing of text.
 """
 
 from __future__ import annotations
@@ -13,24 +12,17 @@ from random import Random
 
 ORDINARY = 12  # ids from here on are ordinary tokens: below are the special ones and the marks
 FEW = 140  # different tokens at the beginning
-ALONE = 0.15  # until this progress there is nothing else
-Row = tuple[list[int], list[float]]  # as in `training.mixture`
 
 
-def grown(progress: float) -> float:
-    """Returns the progress (0 to 1) of what comes after copying is learned."""
-    return max(0.0, progress - ALONE) / (1 - ALONE)
-
-
-def row(rng: Random, vocab_size: int, progress: float) -> Row:
-    """Returns a sequence and its loss weights: of up to 5 segments of 17 tokens, all of few different ones, until
-    `progress` is `ALONE`; then growing to 14 segments of 40 and the whole vocabulary.
+def row(rng: Random, vocab_size: int, progress: float) -> tuple[list[int], list[float]]:
+    """Returns a sequence and its loss weights: of up to 5 segments of 17 tokens, all of few different ones, at
+    `progress` 0; growing to 14 segments of 40 and the whole vocabulary.
 
     With a whole vocabulary from the start the noise in its embeddings hides what is to be learned.
     """
-    reach = 0.3 + 0.7 * grown(progress)
+    reach = 0.3 + 0.7 * progress
     most, longest = 2 + int(12 * reach), 8 + int(32 * reach)
-    known = min(vocab_size, int(FEW * (vocab_size / FEW) ** min(1.0, 1.5 * grown(progress))))
+    known = min(vocab_size, int(FEW * (vocab_size / FEW) ** min(1.0, 1.5 * progress)))
     pool = [rng.randrange(ORDINARY, known) for _ in range(rng.choice((40, 400, known)))]
     mark, asks, answers = rng.sample(range(ORDINARY, known), 3)
     segments = [[rng.choice(pool) for _ in range(rng.randint(4, longest))] for _ in range(rng.randint(1, most))]

@@ -3,8 +3,9 @@
 Each layer mixes tokens by a gated short convolution or by grouped-query attention (queries and keys normed per head,
 rotary positions), then has a gated feed-forward; norms are root-mean-square, before each part, and the output is tied
 to the embedding. Parameter names are those of a Hugging Face `Lfm2ForCausalLM`, so export is a rename of nothing. Every
-row of a batch starts at position 0 and is padded on the right, where nothing looks: there is no mask. Knows nothing of
-text or of tasks.
+row of a batch starts at position 0 and is padded on the right, where nothing looks: there is no mask. One head for each
+role of `training.alignment` has its targets in the loss, in layers from the first that attends to the last. Knows
+nothing of text or of tasks.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.alignment import ROLES
+
+Scored = tuple[Tensor, Tensor]  # a head's queries and keys, (batch, length, head_dim)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     vocab_size: int = 6144
     hidden_size: int = 256
     intermediate_size: int = 512
-    layer_types: tuple[str, ...] = ("conv", "full_attention", "conv", "full_attention", "conv") * 2
+    layer_types: tuple[str, ...] = ("conv", "full_attention", "full_attention", "conv", "full_attention") * 2
     conv_taps: int = 3  # tokens that a convolution mixes
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
@@ -68,14 +73,15 @@ class Attention(nn.Module):
         self.q_layernorm = TrainingNorm(config.head_dim, config.rms_norm_eps)
         self.k_layernorm = TrainingNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what is mixed, (batch, length, width), and queries and keys, (batch, heads, length, head_dim)."""
         batch, length, _ = x.shape
         q = self.q_layernorm(self.q_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
         k = self.k_layernorm(self.k_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
         v = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1)), q, k
 
 
 class ShortConv(nn.Module):
@@ -88,7 +94,7 @@ class ShortConv(nn.Module):
         self.conv = nn.Conv1d(width, width, config.conv_taps, groups=width, bias=False)
         self.out_proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
         product = gate_in * value
         taps = self.conv.weight[:, 0].to(product.dtype)  # (width, taps); the last tap is the token itself
@@ -120,10 +126,14 @@ class TrainingLayer(nn.Module):
         self.ffn_norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        mix = self.conv if hasattr(self, "conv") else self.self_attn
-        x = x + mix(self.operator_norm(x), cos, sin)
-        return x + self.feed_forward(self.ffn_norm(x))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        queries = keys = None
+        if hasattr(self, "conv"):
+            mixed = self.conv(self.operator_norm(x))
+        else:
+            mixed, queries, keys = self.self_attn(self.operator_norm(x), cos, sin)
+        x = x + mixed
+        return x + self.feed_forward(self.ffn_norm(x)), queries, keys
 
 
 class TrainingDecoder(nn.Module):
@@ -135,7 +145,7 @@ class TrainingDecoder(nn.Module):
 
 
 class Model(nn.Module):
-    """`forward` gives logits; `loss` gives the weighted sum of the next token's cross-entropy."""
+    """`forward` gives logits; `loss` what training lowers."""
 
     cos: Tensor
     sin: Tensor
@@ -165,21 +175,50 @@ class Model(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
-        return self._hidden(tokens)
+        return self._hidden(tokens)[0]
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
+    def _hidden(self, tokens: Tensor) -> tuple[Tensor, list[Scored]]:
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         x = self.model.embed_tokens(tokens)
+        scored = list[Scored]()
         for layer in self.model.layers:
-            x = layer(x, cos, sin)
-        return self.model.embedding_norm(x)
+            x, queries, keys = layer(x, cos, sin)
+            if queries is not None:
+                scored.append((queries, keys))
+        return self.model.embedding_norm(x), [self._guided(scored, role) for role in range(len(ROLES))]
+
+    def _guided(self, scored: list[Scored], role: int) -> Scored:
+        """Returns the head of `role`; layers that attend are shared where there are fewer than roles."""
+        layers, roles = len(scored), len(ROLES)
+        queries, keys = scored[role * (layers - 1) // (roles - 1) if layers >= roles else role * layers // roles]
+        head = role % queries.shape[1]
+        return queries[:, head], keys[:, head * keys.shape[1] // queries.shape[1]]
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.linear(self.hidden(tokens), self.model.embed_tokens.weight)
 
-    def loss(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """Both (batch, length): `weights[b, t]` is the loss weight of predicting `tokens[b, t]`; 0 on padding."""
+    def loss(self, tokens: Tensor, weights: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weighted sum of the next token's cross-entropy, (), and the sum of each role's, (roles,).
+
+        `weights[b, t]` is the loss weight of predicting `tokens[b, t]`, 0 on padding. `spans`, (batch, roles, length,
+        2), has for each position the first token that its head is to look at and the one after the last, or -1.
+        """
+        hidden, scored = self._hidden(tokens)
         counted = weights[:, 1:] > 0
-        logits = F.linear(self.hidden(tokens)[:, :-1][counted], self.model.embed_tokens.weight)
+        logits = F.linear(hidden[:, :-1][counted], self.model.embed_tokens.weight)
         losses = F.cross_entropy(logits.float(), tokens[:, 1:][counted], reduction="none")
-        return (losses * weights[:, 1:][counted]).sum()
+        with torch.autocast(tokens.device.type, enabled=False):
+            roles = [missed(*each, spans[:, role]) for role, each in enumerate(scored)]
+        return (losses * weights[:, 1:][counted]).sum(), torch.stack(roles)
+
+
+def missed(queries: Tensor, keys: Tensor, spans: Tensor) -> Tensor:
+    """Returns the sum of −log of the attention that falls into the spans, (): queries and keys (batch, length,
+    head_dim), spans (batch, length, 2), negative where a position may look anywhere."""
+    scores = queries.float() @ keys.float().mT * queries.shape[-1] ** -0.5
+    looks = spans[..., 0] >= 0
+    at = torch.arange(scores.shape[-1], device=scores.device)
+    scores = scores.masked_fill(at > at[:, None], float("-inf"))[looks]
+    first, end = spans[looks].unbind(-1)
+    inside = (at >= first[:, None]) & (at < end[:, None])
+    return (scores.logsumexp(-1) - scores.masked_fill(~inside, float("-inf")).logsumexp(-1)).sum()

