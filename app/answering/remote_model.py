@@ -109,7 +109,7 @@ class RemoteModel:
         """
         Args:
             collections: those that passages of this request come from.
-            grounded: earlier answers of the conversation are made from documents of any collection.
+            grounded: earlier answers of the conversation are made from documents of any collection, or may be.
             tools: the server's tools with results in the request, now or later.
 
         Raises:
@@ -125,7 +125,11 @@ class RemoteModel:
         )
         if not fits:
             may = "all collections" if allowed == "all" else ", ".join(map(str, allowed)) or "none"
-            what = "earlier answers quote documents" if collections is None else f"collections is {collections!r:.60}"
+            what = (
+                "earlier answers quote documents, or may"
+                if collections is None
+                else f"collections is {collections!r:.60}"
+            )
             raise ApiError(
                 403, f"{what}, and documents of these collections may be sent to the remote model {self.name!r}: "
                 f"{may}; accepted: those, or a model of this server.",
