@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from app.admission.request_budget import output_limit
 from app.config.remote_settings import RemoteSettings
@@ -156,6 +156,7 @@ class RemotePlan:
     check: str | None = None
     passages: int = 0
     warnings: tuple[str, ...] = ()
+    answer_tokens: ClassVar[None] = None  # nothing bounds the answer without its thinking
 
     @property
     def limit(self) -> int:
@@ -170,11 +171,6 @@ class RemotePlan:
     def sampling(self) -> RemoteSampling:
         given = self.prompt.sampling
         return RemoteSampling(given.get("temperature"), given.get("top_p"))
-
-    @property
-    def answer_tokens(self) -> None:
-        """None: nothing bounds the answer without its thinking."""
-        return
 
     def limited(self, max_tokens: int) -> RemotePlan:
         return replace(self, prompt=replace(self.prompt, max_tokens=min(max_tokens, self.limit)))
