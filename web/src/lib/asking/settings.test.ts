@@ -6,6 +6,7 @@ import {
   DEFAULT,
   differs,
   fitted,
+  hasRemotes,
   NOTHING,
   placeOf,
   stored,
@@ -100,6 +101,12 @@ test("a change is blocked by what it contradicts, and by nothing else", () => {
   expect(blocked(low, "strategy", null, KNOWN)).toBeUndefined();
   expect(blocked(low, "model", "plain", KNOWN)?.kind).toBe("unthinking");
   expect(blocked(set({ effort: "low", strategy: "tree" }), "tools", null, KNOWN)).toBeUndefined();
+});
+
+test("auto asks other servers, and is none", () => {
+  expect(hasRemotes(KNOWN)).toBe(false);
+  expect(hasRemotes({ ...KNOWN, models: [{ id: "small" }, { id: "auto", remote: true }] })).toBe(false);
+  expect(hasRemotes({ ...KNOWN, models: [{ id: "small" }, { id: "big", remote: true }] })).toBe(true);
 });
 
 test("what the server knows stays as it is", () => {

@@ -73,6 +73,12 @@ export const choosable = ({ models }: Known): readonly Model[] => (models ?? [])
 export const modelOf = ({ model }: Settings, known: Known): Model | undefined =>
   model === null ? choosable(known)[0] : choosable(known).find(({ id }) => id === model);
 
+/** Whether a model is another server's. */
+export const isRemote = ({ id, remote }: Model): boolean => remote === true && id !== AUTO;
+
+/** Whether something of a chat may leave this server at all. */
+export const hasRemotes = ({ models }: Known): boolean => (models ?? []).some(isRemote);
+
 export const strategyOf = ({ strategy }: Settings, known: Known): StrategyInfo | undefined =>
   known.strategies?.find(({ name }) => name === strategy);
 
