@@ -87,6 +87,7 @@ def test_a_new_chat_is_private_from_its_first_message_on(page: Page, server: Rea
 
 def test_what_another_server_got_is_shown_with_its_answer(page: Page, server: RealServer, planted: Planted) -> None:
     model(page).get_by_role("radio", name="big").check()
+    expect(page.get_by_role("dialog").get_by_role("radio")).to_have_count(2)  # the embedder is none of them
     expect(page.get_by_role("dialog")).to_contain_text("On another server, which gets the chat.")
     page.keyboard.press("Escape")
     ask(page, "red or blue?")

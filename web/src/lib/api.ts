@@ -87,10 +87,11 @@ export interface Budget {
   wait_text: string;
 }
 
-/** `thinks` and `tools`: whether it does, and takes any. `remote`: another server's, or `auto` that may ask one. */
+/** `thinks` and `tools`: whether it does, and takes any. `embeds`: it answers nothing. `remote`: another server's, or `auto` that may ask one. */
 export interface Model {
   id: string;
   remote?: boolean;
+  embeds?: boolean;
   thinks?: boolean;
   tools?: boolean;
 }

@@ -2,6 +2,7 @@ import { expect, test } from "vitest";
 import type { Model, StrategyInfo, ToolInfo } from "../api";
 import {
   blocked,
+  choosable,
   conflicts,
   DEFAULT,
   differs,
@@ -101,6 +102,11 @@ test("a change is blocked by what it contradicts, and by nothing else", () => {
   expect(blocked(low, "strategy", null, KNOWN)).toBeUndefined();
   expect(blocked(low, "model", "plain", KNOWN)?.kind).toBe("unthinking");
   expect(blocked(set({ effort: "low", strategy: "tree" }), "tools", null, KNOWN)).toBeUndefined();
+});
+
+test("a model that embeds is none to choose", () => {
+  const known = { ...KNOWN, models: [...models, { id: "all-MiniLM-L6-v2", embeds: true }] };
+  expect(choosable(known)).toEqual(choosable(KNOWN));
 });
 
 test("auto asks other servers, and is none", () => {

@@ -68,7 +68,8 @@ export function wishes(settings: Settings): Wishes {
 export const differs = (settings: Settings): boolean => Object.keys(wishes(settings)).length > 0;
 
 /** The models to choose from: the first is the one that answers where none is chosen. */
-export const choosable = ({ models }: Known): readonly Model[] => (models ?? []).filter(({ id }) => id !== "default");
+export const choosable = ({ models }: Known): readonly Model[] =>
+  (models ?? []).filter(({ id, embeds }) => id !== "default" && embeds !== true);
 
 export const modelOf = ({ model }: Settings, known: Known): Model | undefined =>
   model === null ? choosable(known)[0] : choosable(known).find(({ id }) => id === model);
