@@ -36,6 +36,19 @@ class CannotContinue(ValueError):
     """The model's chat template cannot take the results of tools after a call."""
 
 
+def turn_messages(content: str, calls: Sequence[tuple[str, str, Json]], results: Sequence[str]) -> list[Json]:
+    """Returns a turn that ended with calls, (id, name, arguments) each, and their results, as messages."""
+    spoken = [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for id, name, arguments in calls
+    ]
+    answered = [
+        {"role": "tool", "tool_call_id": id, "name": name, "content": result}
+        for (id, name, _), result in zip(calls, results, strict=True)
+    ]
+    return [{"role": "assistant", "content": content, "tool_calls": spoken}, *answered]
+
+
 def after_calls(
     format: ChatFormat, calls: Sequence[tuple[str, str]], results: Sequence[str], variables: Mapping[str, Any]
 ) -> list[int]:
@@ -47,17 +60,7 @@ def after_calls(
     Raises:
         CannotContinue: the template refuses results, or renders them before the turn.
     """
-    asked = {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {"id": id, "type": "function", "function": {"name": name, "arguments": {}}} for id, name in calls
-        ],
-    }
-    answered = [
-        {"role": "tool", "tool_call_id": id, "name": name, "content": result}
-        for (id, name), result in zip(calls, results, strict=True)
-    ]
+    asked, *answered = turn_messages("", [(id, name, {}) for id, name in calls], results)
     try:
         before = format.apply_chat_template(
             [_EARLIER, asked], tools=[_SOME_TOOL], add_generation_prompt=False, **variables

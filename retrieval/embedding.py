@@ -51,6 +51,18 @@ class Embedder(Protocol):
         """Of each text the spans of its word pieces, in characters."""
         ...
 
+    @property
+    def vocabulary(self) -> int:
+        """Returns the number of token ids, which count from 0."""
+        ...
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """Returns the text that becomes these token ids, with or without special tokens; None where no text does.
+
+        Ids of another tokenizer seldom pass: they begin words in their middle, or name tokens that are never made.
+        """
+        ...
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Of passages, (texts, size), each of length 1."""
         ...
@@ -124,6 +136,26 @@ class SentenceEmbedder:
             return_attention_mask=False, return_token_type_ids=False,
         )  # fmt: skip
         return [list(spans) for spans in encoded["offset_mapping"]]
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self._model.tokenizer)
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        from tokenizers import decoders
+
+        tokenizer = self._model.tokenizer
+        around = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        tokens = tokenizer.convert_ids_to_tokens([id for id in ids if id not in around])
+        decoder = tokenizer.backend_tokenizer.decoder
+        if isinstance(decoder, decoders.WordPiece):
+            decoder = decoders.WordPiece(cleanup=False)  # cleaned up, "do not" is decoded as "don't"
+        text = decoder.decode(tokens)
+        made = (
+            tokenizer(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"]
+            for special in (False, True)
+        )
+        return text if text.strip() and list(ids) in made else None
 
     @cached_property
     def _prompts(self) -> tuple[str, str]:

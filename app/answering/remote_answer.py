@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from app.admission.request_budget import scheduling, too_late
 from app.answering.answer_plan import ToolLoop
@@ -21,15 +22,16 @@ from app.answering.remote_model import RemotePlan, SentToRemote
 from app.remote.wire_formats import (
     CallPart,
     Finish,
-    Json,
     RemoteEnd,
     RemoteError,
+    RemoteItem,
     RemotePrompt,
     RemoteUsage,
     estimated,
 )
 from app.request_body import json_value
 from reasoning.agent import LIMIT_NOTES, Called, HandedOver, Happened, Limit, Limited, Returned, Wrote
+from reasoning.dialogue import turn_messages
 from reasoning.strategy import Event
 from reasoning.thinking import Piece, Tally
 from reasoning.turn import CallMore, CallStart, Content, Reasoning, new_call_id
@@ -56,12 +58,12 @@ class RemoteAnswer:
     loop: ToolLoop | None = None
     steps: int = 0
     written: int = 0  # tokens
-    _results: int = 0
-    _requests: int = 0
-    _cost: float = 0.0
-    _error: str | None = None
+    _report: SentToRemote = field(init=False)
     _calls: list[Call] = field(default_factory=list)  # of the newest turn, where they may run
-    _said: list[str] = field(default_factory=list)
+    _said: str = ""
+
+    def __post_init__(self) -> None:
+        self._report = SentToRemote(self.plan.served.name, self.why, passages=self.plan.passages)
 
     async def stream(self) -> AsyncGenerator[Happened, None]:
         """Yields all that happens until the answer is there.
@@ -90,7 +92,7 @@ class RemoteAnswer:
             for call, text in zip(calls, texts, strict=True):
                 yield Returned(call, text)
             self.steps += 1
-            self._results += len(texts)
+            self._report = replace(self._report, tool_results=self._report.tool_results + len(texts))
             limit = self._limit(loop, began)
             if limit is not None:
                 yield Limited(limit)
@@ -98,7 +100,8 @@ class RemoteAnswer:
                 prompt = replace(prompt, tool_choice="none")
             elif prompt.tool_choice is not None:  # a call that was asked for has been made
                 prompt = replace(prompt, tool_choice="auto")
-            prompt = replace(prompt, messages=[*prompt.messages, *self._acted(calls, texts)])
+            spoken = [(call.id, call.name, json_value(str(call.arguments))) for call in calls]
+            prompt = replace(prompt, messages=[*prompt.messages, *turn_messages(self._said, spoken, texts)])
 
     def _limit(self, loop: ToolLoop, began: float) -> Limit | None:
         if self.steps >= loop.limits.steps:
@@ -106,22 +109,6 @@ class RemoteAnswer:
         if self.written >= loop.limits.tokens:
             return "tokens"
         return "seconds" if loop.clock() - began >= loop.limits.seconds else None
-
-    def _acted(self, calls: list[Call], texts: list[str]) -> list[Json]:
-        """Returns the turn and its results as messages."""
-        spoken = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.loads(str(call.arguments))},
-            }
-            for call in calls
-        ]
-        results = [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-            for call, text in zip(calls, texts, strict=True)
-        ]
-        return [{"role": "assistant", "content": "".join(self._said), "tool_calls": spoken}, *results]
 
     async def _turn(self, prompt: RemotePrompt, until: float | None) -> AsyncGenerator[Wrote, None]:
         holds = self.plan.check is not None
@@ -137,15 +124,15 @@ class RemoteAnswer:
                 break
             if passed or tried == TRIES - 1:
                 what = f"gave an answer that is not as it was asked for: {wrong[:200]}"
-                self._error = self.plan.served.client.redacted(f"The remote model {self.plan.served.name!r} {what}.")
-                self._report(prompt, done=True)
-                raise RemoteError(502, self._error, "remote_answer_invalid")
+                message = self.plan.served.client.redacted(f"The remote model {self.plan.served.name!r} {what}.")
+                self._tell(error=message)
+                raise RemoteError(502, message, "remote_answer_invalid")
         for delta in turn.deltas if holds else ():
             yield _wrote(delta)
         for index, call in enumerate(turn.calls):
             start = CallStart(index, call.id, call.name)
             yield Wrote(Piece("call", "", 0), (start, CallMore(index, str(call.arguments))))
-        self._said = [each.text for each in turn.deltas if isinstance(each, Content)]
+        self._said = turn.content
         self._calls = turn.calls if turn.finish == "stop" else []
         finish = turn.finish or "stop"
         last = Piece("answer", "", turn.uncounted, finish_reason=finish)
@@ -159,58 +146,49 @@ class RemoteAnswer:
 
         served, guess = self.plan.served, prompt.estimated_tokens
         reserved = served.spending.reserve(guess, prompt.max_tokens)
-        self._report(prompt)
+        self._tell(
+            sending=True, messages=len(prompt.messages), characters=prompt.characters,
+            requests=self._report.requests + 1,
+        )  # fmt: skip
+        log.info(
+            "sent to the remote model %s: %d messages, %d characters, %d passages, %d tool results (%s)",
+            served.name, len(prompt.messages), prompt.characters, self.plan.passages, self._report.tool_results,
+            self.why,
+        )  # fmt: skip
         self.tally.prompt_tokens += guess
-        shown, refused, begun = 0, False, time.monotonic()
+        refused, failure, begun = False, self._report.error, time.monotonic()
         try:
             async with aclosing(served.client.items(prompt, until)) as items:
                 async for item in items:
-                    match item:
-                        case Content() | Reasoning():
-                            turn.deltas.append(item)
-                            shown += 1
-                            self.tally.completion_tokens += 1  # until the remote says how many there are
-                            yield item
-                        case CallPart():
-                            turn.add(item)
-                        case RemoteUsage():
-                            turn.use(item)
-                        case RemoteEnd(finish):
-                            turn.finish = finish
+                    turn.take(item)
+                    if isinstance(item, Content | Reasoning):
+                        self.tally.completion_tokens += 1  # until the remote says how many there are
+                        yield item
             if turn.finish is None:
                 message = f"The remote model {served.name!r} broke off before the end of its answer."
                 raise RemoteError(502, message, "remote_dropped")
         except DeadlinePassed:
-            if not shown:
+            if not turn.deltas:
                 raise too_late(time.monotonic() - begun) from None
             turn.finish = "length"
         except RemoteError as error:
             refused = turn.is_empty and error.code != "remote_timeout"
-            self._error = error.message
+            failure = error.message
             raise
         finally:
             read, written = (0, 0) if refused else turn.counts(prompt, served.name)
-            self._cost += served.spending.settle(reserved, read, written)
+            cost = self._report.cost + served.spending.settle(reserved, read, written)
             self.written += written
             self.tally.prompt_tokens += read - guess
-            self.tally.completion_tokens += written - shown
+            self.tally.completion_tokens += written - len(turn.deltas)
             self.tally.cached_tokens += min(turn.usage.cached or 0, read)
             self.tally.reasoning_tokens += min(turn.usage.reasoning or 0, written)
-            turn.uncounted = max(0, written - shown)
-            self._report(prompt, done=True)
+            turn.uncounted = max(0, written - len(turn.deltas))
+            self._tell(cost=round(cost, 8), error=failure)
 
-    def _report(self, prompt: RemotePrompt, *, done: bool = False) -> None:
-        self._requests += not done
-        report = SentToRemote(
-            self.plan.served.name, self.why, len(prompt.messages), prompt.characters, self.plan.passages, self._results,
-            self._requests, round(self._cost, 8), done, self._error,
-        )  # fmt: skip
-        if not done:
-            log.info(
-                "sent to the remote model %s: %d messages, %d characters, %d passages, %d tool results (%s)",
-                report.model, report.messages, report.characters, report.passages, report.tool_results, self.why,
-            )  # fmt: skip
-        self.on_event(report)
+    def _tell(self, *, sending: bool = False, **fields: Any) -> None:  # Any: fields of the report
+        self._report = replace(self._report, sending=sending, **fields)
+        self.on_event(self._report)
 
     async def _wrong(self, turn: _RemoteTurn, prompt: RemotePrompt) -> str | None:
         """Returns why a turn is not as it was asked for; None where it is, or where a limit cut it."""
@@ -238,8 +216,7 @@ class RemoteAnswer:
         if not turn.calls and tools and prompt.tool_choice not in (None, "auto", "none"):
             return "it makes no call"
         if self.plan.check is not None and not turn.calls:
-            text = "".join(each.text for each in turn.deltas if isinstance(each, Content))
-            return await self.wrong_with(self.plan.check, text)
+            return await self.wrong_with(self.plan.check, turn.content)
         return None
 
 
@@ -258,23 +235,32 @@ class _RemoteTurn:
     def is_empty(self) -> bool:
         return not self.deltas and not self._parts and self.usage == RemoteUsage()
 
-    def add(self, part: CallPart) -> None:
-        self._parts.setdefault(part.index, []).append(part)
+    @property
+    def content(self) -> str:
+        return "".join(each.text for each in self.deltas if isinstance(each, Content))
 
-    def use(self, usage: RemoteUsage) -> None:
-        """Takes a later count in the place of an earlier one."""
-        self.usage = replace(self.usage, **{name: count for name, count in asdict(usage).items() if count is not None})
+    def take(self, item: RemoteItem) -> None:
+        match item:
+            case Content() | Reasoning():
+                self.deltas.append(item)
+            case CallPart():
+                self._parts.setdefault(item.index, []).append(item)
+            case RemoteUsage():  # a later count takes the place of an earlier one
+                counts = {name: count for name, count in asdict(item).items() if count is not None}
+                self.usage = replace(self.usage, **counts)
+            case RemoteEnd(finish):
+                self.finish = finish
 
     def close(self) -> None:
         """Puts the calls together, each under an id of ours."""
         for _, parts in sorted(self._parts.items()):
             name = next((part.name for part in parts if part.name is not None), "")
-            self.calls.append(Call(new_call_id(), name, "".join(part.arguments for part in parts) or "{}"))
+            self.calls.append(Call(new_call_id(), name, "".join(part.text for part in parts) or "{}"))
 
     def counts(self, prompt: RemotePrompt, model: str) -> tuple[int, int]:
         """Returns the tokens read and written: the remote's counts where they can be true, else estimates."""
         text = "".join(each.text for each in self.deltas)
-        text += "".join(part.arguments for parts in self._parts.values() for part in parts)
+        text += "".join(part.text for parts in self._parts.values() for part in parts)
         read, written, size = self.usage.prompt, self.usage.completion, len(text.encode())
         if read is None or not 0 < read <= prompt.most_tokens:
             self._doubt(model, "prompt", read)

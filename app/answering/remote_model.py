@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from app.admission.request_budget import output_limit
 from app.config.remote_settings import RemoteSettings
@@ -109,35 +109,31 @@ class RemoteModel:
         """
         Args:
             collections: those that passages of this request come from.
-            grounded: earlier answers of the conversation are made from documents of any collection.
+            grounded: earlier answers of the conversation are made from documents of any collection, or may be.
             tools: the server's tools with results in the request, now or later.
 
         Raises:
             ApiError: 403: something of it may not be sent to this remote.
         """
         if private:
-            message = f"this is private, and {self.name!r} is on another server; accepted: a model of this server."
-            raise ApiError(403, message, param="model", code="private_stays_local", kind="permission_error")
-        allowed = self.settings.collections
-        named = None if collections in ("own", "all") else collections
-        fits = allowed == "all" or (
-            not grounded and (collections is None or (named is not None and set(named) <= set(allowed)))
-        )
-        if not fits:
-            may = "all collections" if allowed == "all" else ", ".join(map(str, allowed)) or "none"
-            what = "earlier answers quote documents" if collections is None else f"collections is {collections!r:.60}"
-            raise ApiError(
-                403, f"{what}, and documents of these collections may be sent to the remote model {self.name!r}: "
-                f"{may}; accepted: those, or a model of this server.",
-                param="collections", code="documents_stay_local", kind="permission_error",
-            )  # fmt: skip
+            what = f"this is private, and {self.name!r} is on another server"
+            raise _stays("model", "private_stays_local", what, "a model of this server")
+        instead, allowed = "those, or a model of this server", self.settings.collections
+        named: Sequence[int | None] = [None] if isinstance(collections, str) else collections or ()
+        fits = set(named) <= set(allowed)
+        if allowed != "all" and (grounded or not fits):
+            may = ", ".join(map(str, allowed)) or "none"
+            what = "earlier answers quote documents, or may" if fits else f"collections is {collections!r:.60}"
+            what += f", and documents of these collections may be sent to the remote model {self.name!r}: {may}"
+            raise _stays("collections", "documents_stay_local", what, instead)
         if self.settings.tools != "all" and (kept := sorted(set(tools) - set(self.settings.tools))):
             may = ", ".join(self.settings.tools) or "none"
-            raise ApiError(
-                403, f"results of the tool {kept[0]!r:.70} would be sent to the remote model {self.name!r}, and those "
-                f"of these tools may be: {may}; accepted: those, or a model of this server.",
-                param="tools", code="results_stay_local", kind="permission_error",
-            )  # fmt: skip
+            what = f"results of the tool {kept[0]!r:.70} would be sent to the remote model {self.name!r}, and those of "
+            raise _stays("tools", "results_stay_local", f"{what}these tools may be: {may}", instead)
+
+
+def _stays(param: str, code: str, what: str, accepted: str) -> ApiError:
+    return ApiError(403, f"{what}; accepted: {accepted}.", param=param, code=code, kind="permission_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +156,7 @@ class RemotePlan:
     check: str | None = None
     passages: int = 0
     warnings: tuple[str, ...] = ()
+    answer_tokens: ClassVar[None] = None  # nothing bounds the answer without its thinking
 
     @property
     def limit(self) -> int:
@@ -175,36 +172,29 @@ class RemotePlan:
         given = self.prompt.sampling
         return RemoteSampling(given.get("temperature"), given.get("top_p"))
 
-    @property
-    def answer_tokens(self) -> None:
-        """None: nothing bounds the answer without its thinking."""
-        return
-
     def limited(self, max_tokens: int) -> RemotePlan:
         return replace(self, prompt=replace(self.prompt, max_tokens=min(max_tokens, self.limit)))
 
 
 @dataclass(frozen=True, slots=True)
 class SentToRemote(Event):
-    """A report of what left this server, to which remote model, and why. `done`: it has answered, at this cost.
+    """A report of what left this server, to which remote model, and why. `sending`: it leaves now.
 
     `messages`, `characters` and `tool_results` are of the newest request; `cost` is of all. `error`: it failed.
     """
 
     model: str
     why: str
-    messages: int
-    characters: int
-    passages: int
-    tool_results: int
-    requests: int
+    messages: int = 0
+    characters: int = 0
+    passages: int = 0
+    tool_results: int = 0
+    requests: int = 0
     cost: float = 0.0
-    done: bool = False
     error: str | None = None
+    sending: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model, "sent": True, "why": self.why, "messages": self.messages,
-            "characters": self.characters, "passages": self.passages, "tool_results": self.tool_results,
-            "requests": self.requests, "cost": self.cost, "error": self.error,
-        }  # fmt: skip
+        fields = asdict(self)
+        del fields["sending"]
+        return {"sent": True, **fields}

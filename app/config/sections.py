@@ -129,6 +129,9 @@ class AccessSettings(BaseModel):
         return value
 
 
+EmbeddingTokenIds = Literal["refuse", "own"]
+
+
 class AnswerSettings(BaseModel):
     embedder: str = setting(
         "all-MiniLM-L6-v2",
@@ -137,6 +140,12 @@ class AnswerSettings(BaseModel):
         "documents are embedded again at the next start",
         accepts="a sentence-transformers model, by name or directory",
         min_length=1,
+    )
+    embedding_token_ids: EmbeddingTokenIds = setting(
+        "refuse",
+        "whether [embeddings](api.md#embeddings) take token ids of the embedder's own tokenizer",
+        more="`own` takes them, and refuses those that this tokenizer makes of no text",
+        accepts="refuse or own",
     )
     document_answers: Literal["auto", "extractive", "quoting", "generative"] = setting(
         "auto",

@@ -48,7 +48,10 @@ class ExportedUsage(_Part):
 
 
 class ExportedMessage(_Part):
-    """`id` and `parent_id` count in their chat alone; a parent stands before its children."""
+    """`id` and `parent_id` count in their chat alone; a parent stands before its children.
+
+    `grounded`: an answer was made from documents. Where a file does not say, it may be.
+    """
 
     id: str = Field(min_length=1, max_length=200)
     parent_id: str | None
@@ -62,6 +65,7 @@ class ExportedMessage(_Part):
     steps: Annotated[list[AnswerStep], Field(max_length=1000)] = []
     status: Literal["completed", "failed", "cancelled"] = "completed"
     error: str | None = None
+    grounded: bool = True
     created_at: Moment
 
 
@@ -133,6 +137,7 @@ def _exported(chat: Row, messages: list[Row]) -> Row:
 def _exported_message(message: Row) -> Row:
     made = {name: message[name] for name in ExportedMessage.model_fields}
     made["steps"] = [step.model_dump() for step in message["steps"]]
+    made["grounded"] = bool(message["grounded"])
     if message["status"] == "running":  # in a file it will never go on
         made["status"] = "cancelled"
     return made
@@ -189,6 +194,7 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
         values: dict[str, Any] = message.model_dump(exclude={"steps", "usage"})  # Any: columns
         values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
         values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
+        values["grounded"] = message.grounded and message.role == "assistant"
         values["usage"] = None if message.usage is None else message.usage.model_dump_json()
         insert(db, messages, values)
     return chat_id

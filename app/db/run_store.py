@@ -45,7 +45,6 @@ _UNFINISHED = select(runs.c.id).where(is_running)
 _EVENTS = (
     select(events.c.seq, events.c.type, events.c.data).where(events.c.run_id == bindparam("run")).order_by(events.c.seq)
 )
-_SOURCES = select(events.c.seq).where(events.c.type == "citation.sources", events.c.run_id == bindparam("run")).limit(1)
 _TRACE = select(traces.c.data).where(traces.c.run_id == bindparam("run"))
 # A chat may have been deleted under its run: then there is nothing to append to.
 _RUN_EXISTS = select(runs.c.id).where(runs.c.id == bindparam("run")).exists()
@@ -66,7 +65,8 @@ _LEAD = (
     )
 )  # fmt: skip
 _END_RUN = update(runs).where(runs.c.id == bindparam("run"))
-_END_ANSWER = update(messages).where(messages.c.run_id == bindparam("run"))
+_SOURCES = select(events.c.seq).where(events.c.type == "citation.sources", events.c.run_id == bindparam("run"))
+_END_ANSWER = update(messages).where(messages.c.run_id == bindparam("run")).values(grounded=_SOURCES.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Place:
 class Begun:
     """The answer's message, and the branch that it ends: all down to the question. `imported`: the chat was.
 
-    `grounded`: one of its answers was made from documents. `private`: the chat is kept from remote models.
+    `grounded`: one of its answers was made from documents, or may be. `private`: the chat is kept from remote models.
     """
 
     message_id: str
@@ -266,12 +266,8 @@ def _begin(
     db.execute(_LEAD, {"now": now, "leaf": answer, "name": _title(branch[-1]["content"]), "chat": chat_id})
     if key is not None:
         remember(db, user, key, run_id, answer)
-    return Begun(answer, branch, bool(chat["imported"]), _grounded(db, branch), bool(chat["private"]))
-
-
-def _grounded(db: Connection, branch: Sequence[Row]) -> bool:
-    made = [message["run_id"] for message in branch if message["run_id"] is not None]
-    return any(db.execute(_SOURCES, {"run": run_id}).first() for run_id in made)
+    grounded = any(message["grounded"] for message in branch)
+    return Begun(answer, branch, bool(chat["imported"]), grounded, bool(chat["private"]))
 
 
 def _question(tree: Tree, id: str) -> str:

@@ -82,6 +82,7 @@ messages = Table(
     # No reference: deleting a chain link by link would end at SQLite's limit of nested triggers.
     Column("parent_id", Text),
     Column("steps", Text),  # as JSON
+    Column("grounded", FLAG, nullable=False, server_default=text("0")),  # made from documents, or it may be
     UniqueConstraint("chat_id", "position"),
     Index("messages_run", "run_id"),
 )  # fmt: skip

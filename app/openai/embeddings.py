@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.admission.request_budget import charge
 from app.config import DEFAULT_NAME
+from app.config.sections import EmbeddingTokenIds
 from app.errors import ApiError, invalid
 from retrieval.embedding import Embedder, Vectors
 from retrieval.index.hybrid import MAX_QUERY_LENGTH, max_sim
@@ -29,12 +30,17 @@ BATCH = 32
 EMBEDDING_NO_EFFECT = frozenset({"user"})
 
 _ACCEPTED = f"a non-empty string, or a list of 1 to {MAX_TEXTS} of them"
+_IDS_ACCEPTED = f"a list of 1 to {MAX_LENGTH} token ids, or a list of 1 to {MAX_TEXTS} such lists"
+
+Ids = Sequence[Sequence[int]]
 
 
 class EmbeddingRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    input: list[str] = Field(description=_ACCEPTED)
+    input: list[str] | list[list[int]] = Field(
+        description=f"{_ACCEPTED}; where the setting embedding_token_ids is own, also {_IDS_ACCEPTED}"
+    )
     model: str = Field(description='the embedder\'s name or "default"')
     dimensions: int | None = Field(None, ge=1, description="an integer from 1 to the length of the model's vectors")
     encoding_format: Literal["float", "base64"] = Field("float", description='"float" or "base64"')
@@ -42,17 +48,16 @@ class EmbeddingRequest(BaseModel):
     @field_validator("input", mode="before")
     @classmethod
     def _texts(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], int | list):
+            return _checked_ids([value] if isinstance(value[0], int) else value)
         texts = [value] if isinstance(value, str) else value
-        if isinstance(texts, list) and any(isinstance(text, int | list) for text in texts[:MAX_TEXTS]):
-            raise invalid(
-                "input", f"input has token ids, which are those of another model; accepted: {_ACCEPTED}. LangChain "
-                "sends texts with check_embedding_ctx_length=False.",
-            )  # fmt: skip
         return _checked_texts("input", texts, MAX_TEXTS, _ACCEPTED)
 
 
-async def embeddings(request: EmbeddingRequest, embedder: Embedder) -> dict[str, Any]:
-    """The reply in OpenAI's shape.
+async def embeddings(
+    request: EmbeddingRequest, embedder: Embedder, token_ids: EmbeddingTokenIds = "refuse"
+) -> dict[str, Any]:
+    """The reply in OpenAI's shape. With `token_ids` "own", the input may be ids of the embedder's tokenizer.
 
     Raises:
         ApiError: 400 or 404, naming the field.
@@ -61,7 +66,10 @@ async def embeddings(request: EmbeddingRequest, embedder: Embedder) -> dict[str,
     size = await asyncio.to_thread(lambda: embedder.size)
     if request.dimensions is not None and request.dimensions > size:
         raise invalid("dimensions", f"dimensions is {request.dimensions}; accepted: an integer from 1 to {size}.")
-    texts, pieces = request.input, 0
+    texts = [text for text in request.input if isinstance(text, str)]
+    if ids := [each for each in request.input if not isinstance(each, str)]:
+        texts = await asyncio.to_thread(_texts_of, embedder, ids, token_ids)
+    pieces = 0
     batches = range(0, len(texts), BATCH)
     for at in batches:  # all of them before the first is embedded, which takes longer by far
         pieces += await asyncio.to_thread(_count, embedder, texts[at : at + BATCH], at, "input")
@@ -93,6 +101,52 @@ def _checked_texts(field: str, texts: Any, most: int, accepted: str, *, blank: b
         if len(text) > MAX_CHARACTERS:
             message = f"{field}[{at}] has {len(text)} characters; accepted: at most {MAX_CHARACTERS}."
             raise invalid(field, message, "context_length_exceeded")
+    return texts
+
+
+def _checked_ids(lists: list[Any]) -> list[Any]:
+    """Returns at most `MAX_TEXTS` lists of token ids, none of them empty or too long.
+
+    Raises:
+        ApiError: 400, naming the place.
+    """
+    if len(lists) > MAX_TEXTS:
+        raise invalid("input", f"input is a list of {len(lists)}; accepted: {_IDS_ACCEPTED}.")
+    for at, ids in enumerate(lists):
+        if not isinstance(ids, list) or not ids or any(type(id) is not int for id in ids):
+            raise invalid("input", f"input[{at}] is {ids!r:.60}; accepted: {_IDS_ACCEPTED}.")
+        if len(ids) > MAX_LENGTH:
+            message = f"input[{at}] has {len(ids)} tokens; accepted: at most {MAX_LENGTH}."
+            raise invalid("input", message, "context_length_exceeded")
+    return lists
+
+
+def _texts_of(embedder: Embedder, lists: Ids, token_ids: EmbeddingTokenIds) -> list[str]:
+    """Returns the texts of lists of token ids.
+
+    Raises:
+        ApiError: 400: ids are not accepted here, or the embedder's tokenizer has none or makes no text of them.
+    """
+    texts_instead = "or texts, which LangChain sends with check_embedding_ctx_length=False"
+    if token_ids == "refuse":
+        raise invalid(
+            "input", "input has token ids, and those of another model's tokenizer, which OpenAI's clients send, would "
+            f"give wrong vectors; accepted: {_ACCEPTED}. LangChain sends texts with check_embedding_ctx_length=False; "
+            f"with the setting embedding_token_ids = \"own\" ids of the tokenizer of {embedder.name!r} are accepted.",
+        )  # fmt: skip
+    texts: list[str] = []
+    for at, ids in enumerate(lists):
+        if (bad := next((id for id in ids if not 0 <= id < embedder.vocabulary), None)) is not None:
+            raise invalid(
+                "input", f"input[{at}] has the token id {bad}, which is not of the tokenizer of {embedder.name!r}; "
+                f"accepted: its ids, from 0 to {embedder.vocabulary - 1}, {texts_instead}.",
+            )  # fmt: skip
+        if (text := embedder.text_of(ids)) is None:
+            raise invalid(
+                "input", f"input[{at}] has token ids that the tokenizer of {embedder.name!r} makes of no text, so they "
+                f"are another's; accepted: ids that it makes, {texts_instead}.",
+            )  # fmt: skip
+        texts.append(text)
     return texts
 
 

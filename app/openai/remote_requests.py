@@ -13,9 +13,8 @@ from typing import Any
 from app.answering.remote_model import RemoteModel, RemotePlan
 from app.errors import invalid
 from app.openai.request_models import ChatRequest
-from app.openai.text_constraints import MAX_PARTS, MAX_TOOLS, text_constraint
+from app.openai.text_constraints import check_parts, check_tools, text_constraint
 from app.remote.wire_formats import RemotePrompt
-from app.request_body import is_large
 from engine.structured_output.spec import JsonSchema
 from engine.tool_parsers import Named, read_choice, read_tools
 
@@ -30,11 +29,8 @@ async def plan_remote_chat(request: ChatRequest, remote: RemoteModel) -> RemoteP
     remote.check_fields(_given(request))
     if request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 with the remote model {remote.name!r}.")
-    if request.tools and len(request.tools) > MAX_TOOLS:
-        raise invalid("tools", f"tools has {len(request.tools)} entries; accepted: at most {MAX_TOOLS}.")
-    for field, value in (("tools", request.tools), ("response_format", request.response_format)):
-        if is_large([value], MAX_PARTS, long=None):
-            raise invalid(field, f"{field} has more than {MAX_PARTS:,} values; accepted: at most that many.")
+    check_tools(request.tools or [])
+    check_parts("response_format", request.response_format)
     return await asyncio.to_thread(_planned, request, remote)
 
 

@@ -188,7 +188,8 @@ async def completions(request: Request, user: User, state: AppServing, wanted: C
 
 @router.post("/embeddings")
 async def embed(request: Request, state: AppState, wanted: EmbeddingBody) -> Response:
-    vectors = await while_connected(request, embeddings(wanted, state.library.embedder))
+    made = embeddings(wanted, state.library.embedder, state.settings.embedding_token_ids)
+    vectors = await while_connected(request, made)
     return await asyncio.to_thread(JSONResponse, vectors)  # a few megabytes, for many texts
 
 

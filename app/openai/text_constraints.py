@@ -160,7 +160,7 @@ async def constrain_text(request: SamplingRequest, served: ServedModel, user: st
         ApiError: it is not supported exactly, or not compiled in time; the message names the keyword.
     """
     form = (request.response_format, request.guided_json, request.guided_choice, request.structured_outputs)
-    _check_parts("guided_json" if request.response_format is None else "response_format", form)
+    check_parts("guided_json" if request.response_format is None else "response_format", form)
     asked = await asyncio.to_thread(text_constraint, request) if is_large([*form]) else text_constraint(request)
     if asked is None:
         return None
@@ -210,7 +210,17 @@ def format_warnings(field: str, schema: Any) -> tuple[str, ...]:  # any JSON
     return tuple(f"{field}: the format {name!r:.60} is not held" for name in unknown_formats(schema))
 
 
-def _check_parts(field: str, value: Any) -> None:  # any JSON
+def check_tools(tools: Sequence[Any]) -> None:  # any JSON
+    """
+    Raises:
+        ApiError: there are too many, or as `check_parts` raises it.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise invalid("tools", f"tools has {len(tools)} entries; accepted: at most {MAX_TOOLS}.")
+    check_parts("tools", tools)
+
+
+def check_parts(field: str, value: Any) -> None:  # any JSON
     """
     Raises:
         ApiError: it has so many parts that to write it down would be felt by others.
@@ -281,9 +291,7 @@ class Calling:
         shown, parallel = request.tools or [], request.parallel_tool_calls is not False
         if not shown and request.tool_choice is None:
             return cls()
-        if len(shown) > MAX_TOOLS:
-            raise invalid("tools", f"tools has {len(shown)} entries; accepted: at most {MAX_TOOLS}.")
-        _check_parts("tools", shown)
+        check_tools(shown)
         large = is_large([shown, request.tool_choice])
 
         def digest() -> bytes:

@@ -175,23 +175,23 @@ class _StreamRedactor:
             yield item
             return
         held, self._held = self._held, None
-        if held is not None:
-            if isinstance(item, Content | Reasoning | CallPart) and _place(item) == _place(held):
-                item = _with_text(item, _text(held) + _text(item))
-            else:
-                yield held
         if not isinstance(item, Content | Reasoning | CallPart):
+            if held is not None:
+                yield held
             yield item
             return
-        text = _text(item).replace(self._key, REDACTED)
+        if held is not None and _place(held) == _place(item):
+            item = replace(item, text=held.text + item.text)
+        elif held is not None:
+            yield held
+        text = item.text.replace(self._key, REDACTED)
         begun = next((n for n in range(len(self._key) - 1, 0, -1) if text.endswith(self._key[:n])), 0)
+        shown = text[: len(text) - begun]
+        if shown or (isinstance(item, CallPart) and item.name is not None):
+            yield replace(item, text=shown)
         if begun:
-            self._held = _with_text(
-                CallPart(item.index, None, "") if isinstance(item, CallPart) else item, text[-begun:]
-            )
-            text = text[:-begun]
-        if text or (isinstance(item, CallPart) and item.name is not None):
-            yield _with_text(item, text)
+            rest = CallPart(item.index, None, "") if isinstance(item, CallPart) else item
+            self._held = replace(rest, text=text[-begun:])
 
     def rest(self) -> Iterator[RemoteItem]:
         """Yields what is held back."""
@@ -201,14 +201,6 @@ class _StreamRedactor:
 
 def _place(item: Content | Reasoning | CallPart) -> tuple[type, int]:
     return type(item), item.index if isinstance(item, CallPart) else 0
-
-
-def _text(item: Content | Reasoning | CallPart) -> str:
-    return item.arguments if isinstance(item, CallPart) else item.text
-
-
-def _with_text(item: Content | Reasoning | CallPart, text: str) -> Content | Reasoning | CallPart:
-    return replace(item, arguments=text) if isinstance(item, CallPart) else replace(item, text=text)
 
 
 class _Clock:

@@ -67,11 +67,11 @@ def estimated(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A part of the call of this index: its name, once, and pieces of its arguments."""
+    """A part of the call of this index: its name, once, and pieces of its arguments' text."""
 
     index: int
     name: str | None
-    arguments: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +144,18 @@ def _openai_body(settings: RemoteSettings, prompt: RemotePrompt) -> Json:
 
 
 def _openai_message(message: Mapping[str, Any]) -> Json:
-    made: Json = {"role": message["role"], "content": message["content"]}
-    if message["role"] == "tool" and "tool_call_id" in message:
-        made["tool_call_id"] = message["tool_call_id"]
+    made = {name: message[name] for name in ("role", "content", "tool_call_id") if name in message}
     if calls := message.get("tool_calls"):
         made["content"] = message["content"] or None
+        functions = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
         made["tool_calls"] = [
             {
-                "id": call["id"], "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-                },
+                "id": id,
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
             }
-            for call in calls
-        ]  # fmt: skip
+            for id, name, arguments in functions
+        ]
     return made
 
 
@@ -192,13 +189,9 @@ def _openai_delta(delta: Mapping[str, Any]) -> list[RemoteItem]:
     for call in calls if isinstance(calls, list) else ():
         match call:
             case {"index": int(index), "function": Mapping() as function} if index >= 0:
-                name, arguments = function.get("name"), function.get("arguments")
-                items.append(
-                    CallPart(
-                        index, name if isinstance(name, str) and name else None,
-                        arguments if isinstance(arguments, str) else "",
-                    )
-                )  # fmt: skip
+                name, text = function.get("name"), function.get("arguments")
+                named = name if isinstance(name, str) and name else None
+                items.append(CallPart(index, named, text if isinstance(text, str) else ""))
     return items
 
 
@@ -262,14 +255,9 @@ def _anthropic_tool(function: Mapping[str, Any]) -> Json:
 
 
 def _anthropic_choice(choice: Any) -> Json:
-    match choice:
-        case {"function": {"name": name}}:
-            return {"type": "tool", "name": name}
-        case "required":
-            return {"type": "any"}
-        case "none":
-            return {"type": "none"}
-    return {"type": "auto"}
+    if isinstance(choice, Mapping):
+        return {"type": "tool", "name": choice["function"]["name"]}
+    return {"type": {"required": "any", "none": "none"}.get(choice, "auto")}
 
 
 def _anthropic_items(event: Json) -> list[RemoteItem]:

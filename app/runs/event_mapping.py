@@ -49,12 +49,8 @@ def map_event(event: Event) -> BaseModel | None:
     if isinstance(event, ModelChosen):
         return events.RouteAnswering(model=event.plan.served.name)
     if isinstance(event, SentToRemote):
-        if event.done:
-            return None
-        return events.RemoteSent(
-            model=event.model, why=event.why, messages=event.messages, characters=event.characters,
-            passages=event.passages, tool_results=event.tool_results,
-        )  # fmt: skip
+        fields = {name: getattr(event, name) for name in events.RemoteSent.model_fields if name != "type"}
+        return events.RemoteSent(**fields) if event.sending else None
     if isinstance(event, Tried):
         return events.RouteTried(
             model=event.model, passed=event.passed, why=event.why, tokens=event.tokens, cost=event.cost,

@@ -29,6 +29,7 @@ from engine.errors import ChatTemplateError
 from engine.params import RepetitionDetection, Span
 from engine.structured_output.layout import Constrained, Layout
 from engine.tool_parsers import read_tools
+from reasoning.dialogue import turn_messages
 from reasoning.strategy import ContextDocument
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
@@ -90,17 +91,13 @@ def _acted(steps: Sequence[AnswerStep]) -> Messages:
     if not steps or not steps[-1].content:
         return made
     for step in steps[:-1]:
-        calls = list[dict[str, Any]]()  # Any: JSON
+        calls = list[tuple[str, str, dict[str, Any]]]()  # Any: JSON
         for call in step.calls:
             given = _object(call.arguments)
             if given is None:
                 return []
-            calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": given}})
-        made.append({"role": "assistant", "content": step.content, "tool_calls": calls})
-        made += [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.text}
-            for call, result in zip(step.calls, step.results, strict=True)
-        ]
+            calls.append((call.id, call.name, given))
+        made += turn_messages(step.content, calls, [result.text for result in step.results])
     return [*made, {"role": "assistant", "content": steps[-1].content}]
 
 

@@ -48,6 +48,13 @@ class GrowthRow:
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         return [[word.span() for word in WORD.finditer(text)] for text in texts]
 
+    @property
+    def vocabulary(self) -> int:
+        return self._embedder.vocabulary
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        return self._embedder.text_of(ids)
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         return self.like(len(texts))
 

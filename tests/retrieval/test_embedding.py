@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 
 from retrieval.embedding import SentenceEmbedder
 from retrieval.packing import PackedLinear, pack
+
+PEBBLE = Path(__file__).parents[2] / "models/pebble"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,31 @@ def test_what_means_the_same_is_nearer_than_what_starts_the_same(embedder: Sente
 
 def test_there_is_nothing_to_embed(embedder: SentenceEmbedder) -> None:
     assert embedder.embed([]).shape == (0, embedder.size) and embedder.tokens([]) == [] and embedder.pieces([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "becomes"),
+    [
+        ("Hello, world", "hello , world"), ("Don't do not stop!", "don ' t do not stop !"),
+        ("naïve 北京", "naive 北 京"), ("unaffable 12.5", "unaffable 12 . 5"), ("a 🐝 here", "a [UNK] here"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("special", [True, False])
+def test_token_ids_become_a_text_of_the_same_vector(
+    embedder: SentenceEmbedder, text: str, becomes: str, special: bool
+) -> None:
+    ids = embedder._model.tokenizer(text, add_special_tokens=special)["input_ids"]
+    assert max(ids) < embedder.vocabulary and embedder.text_of(ids) == becomes
+    np.testing.assert_allclose(embedder.embed([text]), embedder.embed([becomes]), atol=1e-5)
+
+
+def test_token_ids_that_no_text_becomes_have_none(embedder: SentenceEmbedder) -> None:
+    """Ids of the bundled chat model, all of them in range; a token that is never made; the middle of a word alone."""
+    foreign = Tokenizer.from_file(str(PEBBLE / "tokenizer.json"))
+    said = "The dam at Hollow Creek was finished in 1931, two years later than the council had planned it."
+    ing = embedder._model.tokenizer.convert_tokens_to_ids("##ing")
+    for ids in (foreign.encode(said).ids, [5], [ing], [101, 102], [101, 101, 2054, 102]):
+        assert max(ids) < embedder.vocabulary and embedder.text_of(ids) is None, ids
 
 
 @pytest.mark.parametrize(

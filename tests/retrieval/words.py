@@ -22,6 +22,15 @@ class WordEmbedder:
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
         return [[found.span() for found in _PIECE.finditer(text)] for text in texts]
 
+    @property
+    def vocabulary(self) -> int:
+        return 256
+
+    def text_of(self, ids: Sequence[int]) -> str | None:
+        """Its ids are those of ASCII's characters; a text ends with none that stands for no character."""
+        text = bytes(ids).decode("ascii", "ignore")
+        return text if len(text) == len(ids) else None
+
     def embed(self, texts: Sequence[str]) -> Vectors:
         made = np.stack([sum(map(_vector, _words(text)), np.full(self.size, 1e-3, np.float32)) for text in texts])
         return np.asarray(made / np.linalg.norm(made, axis=1, keepdims=True), np.float32)

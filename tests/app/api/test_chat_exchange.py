@@ -46,14 +46,14 @@ def chats(draw: st.DrawFn) -> Json:
             fields |= {name: draw(measures) for name in ("thinking_s", "ttft_s", "tokens_per_s")}
             fields |= {"thinking": draw(texts), "usage": draw(usages), "steps": draw(steps())}
             fields |= {"status": draw(st.sampled_from(["completed", "failed", "cancelled"]))}
-            fields |= {"error": draw(st.none() | texts)}
+            fields |= {"error": draw(st.none() | texts), "grounded": draw(st.booleans())}
         content = draw(texts) if role == "assistant" else draw(texts.filter(str.strip))
         messages.append(message(str(number), None if parent is None else parent["id"], role, content, **fields))
     leaves = [each["id"] for each in messages if each["id"] not in {other["parent_id"] for other in messages}]
     return {
         "title": draw(texts), "created_at": draw(moments), "updated_at": draw(moments), "pinned": draw(st.booleans()),
-        "folder": draw(st.none() | st.sampled_from(["work", "home"])), "messages": messages,
-        "leaf_id": draw(st.sampled_from(leaves)) if leaves else None,
+        "private": draw(st.booleans()), "folder": draw(st.none() | st.sampled_from(["work", "home"])),
+        "messages": messages, "leaf_id": draw(st.sampled_from(leaves)) if leaves else None,
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def renumbered(chat: Json) -> Json:
     """With ids that count from 0, as every import gives new ones, and every field that has a default."""
     ids = {each["id"]: str(at) for at, each in enumerate(chat["messages"])} | {None: None}
     defaults: Json = {"thinking": "", "usage": None, "steps": [], "status": "completed", "error": None}
-    defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None}
+    defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None, "grounded": False}
     messages = [
         {**defaults, **each, "id": ids[each["id"]], "parent_id": ids[each["parent_id"]]} for each in chat["messages"]
     ]

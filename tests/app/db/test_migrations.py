@@ -78,6 +78,34 @@ async def test_old_chats_are_found_and_go_on(old: Path) -> None:
     await store.close()
 
 
+async def test_answers_from_documents_are_marked_by_their_events_or_as_unknown(tmp_path: Path) -> None:
+    """An imported answer has no events, and the file that it came in did not say from what it was made."""
+    db = connect(tmp_path / "ponder.db", 5)
+    migrate(db, "chats", 7)
+    answers = [
+        ("plain", 0, "run_1", "run.started"),
+        ("quoting", 0, "run_2", "citation.sources"),
+        ("taken", 1, None, ""),
+    ]
+    with transaction(db):
+        for id, foreign, run, kind in answers:
+            db.execute(chats.insert().values(id=id, title="", created_at=1, updated_at=1, imported=foreign))
+            columns = "(id, chat_id, position, role, content, status, created_at, run_id)"
+            values = [("q", 1, "user", None), ("a", 2, "assistant", run)]
+            for name, position, role, made_by in values:
+                row = (f"{id}-{name}", id, position, role, "x", "completed", 1.0, made_by)
+                db.exec_driver_sql(f"INSERT INTO messages {columns} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            if run is not None:
+                db.exec_driver_sql(f"INSERT INTO runs VALUES ('{run}', '{id}', '{id}-a', 'completed', '{{}}', 1, 1)")
+                db.exec_driver_sql(f"INSERT INTO events VALUES ('{run}', 1, '{kind}', '{{}}')")
+    db.close()
+    store = await Store.open(tmp_path)
+    for id, *_ in answers:
+        _, said = await store.chats.whole(LOCAL_USER, id)
+        assert [bool(each["grounded"]) for each in said] == [False, id != "plain"]
+    await store.close()
+
+
 def shape(path: Path) -> dict[str, object]:
     """Returns tables by their columns and references, and the statements of everything else."""
     with closing(sqlite3.connect(path)) as db:

@@ -72,9 +72,46 @@ def test_a_bad_request_is_refused_by_name(ana: httpx.Client, body: dict[str, Any
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param
 
 
-def test_token_ids_are_refused_with_the_reason(ana: httpx.Client) -> None:
-    reply = ana.post("/v1/embeddings", json={"model": "default", "input": [1, 2, 3]})
-    assert "token ids" in error(reply, 400, "invalid_value", "input")
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3]]])
+def test_token_ids_are_refused_with_the_reason(ana: httpx.Client, ids: Any) -> None:
+    reply = ana.post("/v1/embeddings", json={"model": "default", "input": ids})
+    message = error(reply, 400, "invalid_value", "input")
+    assert "token ids" in message and "check_embedding_ctx_length=False" in message and "embedding_token_ids" in message
+
+
+@pytest.fixture
+def own(shelf: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = shelf.app.state.ponder
+    monkeypatch.setattr(state, "settings", state.settings.model_copy(update={"embedding_token_ids": "own"}))
+
+
+@pytest.mark.usefixtures("own")
+def test_own_token_ids_are_their_text(embeds: openai.OpenAI, embedder: GatedEmbedder) -> None:
+    """The tokenizer of this embedder has ASCII's characters as tokens."""
+    one = embeds.embeddings.create(model="default", input=list(DAM.encode())).data[0].embedding
+    two = embeds.embeddings.create(model="default", input=[list(BEES.encode()), list(DAM.encode())]).data
+    assert np.allclose([one, *(each.embedding for each in two)], embedder.embed([DAM, BEES, DAM]), atol=1e-7)
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("ids", "says", "code"),
+    [
+        ([65, 256], "input[0] has the token id 256, which is not of the tokenizer of 'words-64'; accepted: its ids, "
+         "from 0 to 255", "invalid_value"),
+        ([[65], [-1]], "input[1] has the token id -1", "invalid_value"),
+        ([[65], [65, 200]], "input[1] has token ids that the tokenizer of 'words-64' makes of no text",
+         "invalid_value"),
+        ([[65], []], "input[1] is []", "invalid_value"), ([65, "b"], "input[0] is [65, 'b']", "invalid_value"),
+        ([[65], "b"], "input[1] is 'b'", "invalid_value"), ([True], "input[0] is [True]", "invalid_value"),
+        ([[1.5]], "input[0] is [1.5]", "invalid_value"), ([[65]] * 2049, "a list of 2049", "invalid_value"),
+        ([65] * (MAX_LENGTH + 1), f"at most {MAX_LENGTH}", "context_length_exceeded"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_token_ids_that_are_not_its_own_are_refused(ana: httpx.Client, ids: Any, says: str, code: str) -> None:
+    reply = ana.post("/v1/embeddings", json={"model": "default", "input": ids})
+    assert says in error(reply, 400, code, "input")
 
 
 def test_a_text_that_is_too_long_is_refused_with_its_length(ana: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.chatting import log_of, new_chat
+from tests.app.chatting import imported, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.library import add
 from tests.app.remote.planted import Json, Planted, chunk, sends, speaks, tool_call, usage
@@ -44,6 +44,26 @@ def test_documents_stay_unless_their_collection_may_leave(http: httpx.Client, pl
     _, log = run(http, chat, content="And then?", model="big")  # an earlier answer is made from documents
     assert log[-1]["type"] == "run.failed" and log[-1]["code"] == "documents_stay_local"
     assert not planted.requests
+
+
+def test_answers_from_documents_stay_in_copies_of_a_chat_too(http: httpx.Client, planted: Planted, dam: int) -> None:
+    """Also where a file does not say from what its answers were made, as those of earlier versions."""
+    chat, plain = new_chat(http), new_chat(http)
+    run(http, chat, content=QUESTION, model="open", collections=[dam])
+    run(http, plain, content="Hi!", model="big")
+    planted.does(speaks())
+    file = http.get(f"/api/chats/{chat}/export").json()
+    copies = imported(http, file)
+    copies += imported(http, http.get(f"/api/chats/{copies[0]}/export").json())
+    for message in file["chats"][0]["messages"]:
+        del message["grounded"]
+    for copy in [*copies, *imported(http, file)]:
+        _, log = run(http, copy, content="And then?", model="big")
+        assert log[-1]["type"] == "run.failed" and log[-1]["code"] == "documents_stay_local"
+    assert not planted.requests
+    (copy,) = imported(http, http.get(f"/api/chats/{plain}/export").json())
+    _, log = run(http, copy, content="And then?", model="big")
+    assert log[-1]["type"] == "run.completed" and len(planted.requests) == 1
 
 
 def test_citations_of_a_remote_are_checked(http: httpx.Client, planted: Planted, dam: int) -> None:

@@ -237,11 +237,16 @@ def build_app(world: World) -> FastAPI:
         return {"folders": []}
 
     @app.post("/api/chats", status_code=201)
-    async def create() -> dict[str, Any]:
+    async def create(request: Request) -> dict[str, Any]:
         now = time.time()
-        chat = {"id": f"chat{len(world.chats) + 1}", "title": "", "created_at": now, "updated_at": now, "messages": []}
-        world.chats[chat["id"]] = chat  # type: ignore[index]  # a dict literal of mixed values
-        return summary(chat)
+        chat: dict[str, Any] = {"id": f"chat{len(world.chats) + 1}", "title": "", "created_at": now, "updated_at": now}
+        world.chats[chat["id"]] = chat | {"messages": [], **await request.json()}
+        return summary(world.chats[chat["id"]])
+
+    @app.patch("/api/chats/{chat_id}")
+    async def change(chat_id: str, request: Request) -> dict[str, Any]:
+        world.chats[chat_id] |= await request.json()
+        return summary(world.chats[chat_id])
 
     @app.get("/api/chats/search")
     async def search(q: str) -> dict[str, Any]:
@@ -270,7 +275,7 @@ def build_app(world: World) -> FastAPI:
         return any(run.chat_id == chat_id and run.status == "running" for run in world.runs.values())
 
     def summary(chat: dict[str, Any]) -> dict[str, Any]:
-        shown = {key: chat[key] for key in ("id", "title", "created_at", "updated_at")}
+        shown = {key: chat[key] for key in ("id", "title", "created_at", "updated_at", "private")}
         return shown | {"pinned": False, "folder_id": None}
 
     def reply(message: dict[str, Any]) -> dict[str, Any]:

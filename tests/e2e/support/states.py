@@ -15,6 +15,7 @@ from app.runs.events import (
     AnswerDelta,
     AnswerDone,
     PrefillProgress,
+    RemoteSent,
     RouteAnswering,
     RouteTried,
     RunCompleted,
@@ -184,6 +185,19 @@ def new_folder(page: Page, _: FakeServer) -> None:
     expect(page.get_by_role("textbox", name="Name of the folder")).to_be_focused()
 
 
+def private_chat(page: Page, fake: FakeServer) -> None:
+    """A chat that is private now, with an answer of another server's model from before."""
+    fake.world.offer.models = [*fake.world.offer.models, {"id": "big", "thinks": False, "tools": True, "remote": True}]
+    page.reload()
+    asked("big answered", [SENT, *answer("The end.")])(page, fake)
+    page.get_by_text("big answered").click()
+    page.get_by_role("group", name="How to answer").get_by_role("button", name="Private").click()
+    expect(page.get_by_text("Private: nothing of this chat").first).to_be_visible()
+
+
+SENT = RemoteSent(
+    model="big", why="the request names it", messages=3, characters=1234, passages=1, tool_results=0,
+)  # fmt: skip
 STARTED = ThinkingStarted(started_at=time.time(), max_tokens=1000, waits=2)
 THOUGHTS: Script = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),
                     ThinkingProgress(tokens=250)]  # fmt: skip
@@ -221,6 +235,7 @@ STATES: dict[str, Bring] = {
     "candidates": asked("2 answers", candidates("It is 42.", "It is 408.", chosen=1), answer("408"),
                         then=pressed("2 answers written", "li")),
     "routed": asked("large answer", ROUTED, answer("408")),
+    "private chat": private_chat,
     "model": control("Model"),
     "thinking control": control("Thinking"),
     "strategy": control("Strategy"),

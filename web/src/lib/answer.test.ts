@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { doing, EMPTY, fromStored, reduce, shownParts, type Answer } from "./answer";
+import { answeredElsewhere, doing, EMPTY, fromStored, reduce, shownParts, type Answer } from "./answer";
 import type { StoredMessage } from "./api";
 import type { RunEvent, SourceShown, Usage } from "./protocol";
 
@@ -168,6 +168,19 @@ test("a call has what it was given, what it told on its way, and how it ended", 
     progress: { text: "half", done: 1, total: 2 }, result: { text: "written" }, approval: { decision: "once" },
   });
   expect(second).toMatchObject({ state: "failed", error: { message: "It broke." }, questions: [{ answer: "a" }] });
+});
+
+test("an answer is another server's where its model was the last one asked", () => {
+  const sent: RunEvent = {
+    type: "remote.sent", model: "big", why: "it is named", messages: 1, characters: 9, passages: 0, tool_results: 0,
+  };
+  const said: RunEvent = { type: "answer.delta", text: "Four" };
+  const tell = (...events: RunEvent[]): Answer => events.reduce((answer, event, i) => reduce(answer, i + 1, event), EMPTY);
+  expect(answeredElsewhere(tell(said))).toBe(false);
+  expect(answeredElsewhere(tell(sent))).toBe(false); // nothing has come back yet
+  expect(answeredElsewhere(tell(sent, said))).toBe(true);
+  expect(answeredElsewhere(tell(sent, { type: "route.answering", model: "small" }, said))).toBe(false);
+  expect(tell(sent, said).sent).toEqual([expect.objectContaining({ model: "big", characters: 9 })]);
 });
 
 test("a wait that is told before its thinking has started belongs to it", () => {

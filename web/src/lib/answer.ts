@@ -23,6 +23,7 @@ import type {
   LimitReached,
   Metrics,
   PrefillProgress,
+  RemoteSent,
   RouteTried,
   RunEvent,
   RunReduced,
@@ -58,7 +59,8 @@ export interface Answer {
   readonly answering: string | null; // whose answer it is, by the router
   readonly search: Search | null;
   readonly candidates: Candidates | null;
-  readonly told: readonly Omit<StrategyEvent, "type">[]; // by a plugin's strategy, or of what left the server
+  readonly sent: readonly Omit<RemoteSent, "type">[]; // requests that left this server
+  readonly told: readonly Omit<StrategyEvent, "type">[]; // by a plugin's strategy
   readonly metrics: Partial<Omit<Metrics, "type">> | null;
   readonly usage: Usage | null;
   readonly failure: Failure | null;
@@ -86,6 +88,7 @@ export const EMPTY: Answer = {
   answering: null,
   search: null,
   candidates: null,
+  sent: [],
   told: [],
   metrics: null,
   usage: null,
@@ -174,8 +177,8 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
     case "route.answering":
       return { answering: event.model };
     case "remote.sent": {
-      const { type: _, ...fields } = event;
-      return { told: [...answer.told, { name: "RemoteSent", fields }] };
+      const { type: _, ...sent } = event;
+      return { sent: [...answer.sent, sent] };
     }
     case "search.node":
     case "search.merge":
@@ -209,6 +212,12 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
 /** An event of a newer server changes nothing; that every event of this one is above, the compiler checks. */
 function newer(_: never): Partial<Answer> {
   return {};
+}
+
+/** Whether the answer is another server's; a router's is, where that was the last one asked. */
+export function answeredElsewhere({ sent, answering, text, calls }: Answer): boolean {
+  const model = sent.at(-1)?.model;
+  return model !== undefined && (text !== "" || calls.length > 0) && (answering ?? model) === model;
 }
 
 /** The answer, failed for a reason that its log does not tell. */

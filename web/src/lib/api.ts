@@ -21,6 +21,7 @@ export interface ChatSummary {
   created_at: number; // seconds since the epoch
   updated_at: number;
   pinned: boolean;
+  private: boolean; // it is kept from models of other servers
   folder_id: string | null;
   running?: boolean; // is an answer being made? Said in lists
 }
@@ -86,9 +87,11 @@ export interface Budget {
   wait_text: string;
 }
 
-/** `thinks` and `tools`: whether it does, and takes any. */
+/** `thinks` and `tools`: whether it does, and takes any. `embeds`: it answers nothing. `remote`: another server's, or `auto` that may ask one. */
 export interface Model {
   id: string;
+  remote?: boolean;
+  embeds?: boolean;
   thinks?: boolean;
   tools?: boolean;
 }
@@ -228,12 +231,18 @@ export async function getCollections(): Promise<Collection[]> {
   return (await get<{ collections: Collection[] }>("/api/collections")).collections;
 }
 
-export async function createChat(): Promise<ChatSummary> {
-  return (await (await post("/api/chats", {})).json()) as ChatSummary;
+export async function createChat(isPrivate: boolean): Promise<ChatSummary> {
+  return (await (await post("/api/chats", { private: isPrivate })).json()) as ChatSummary;
 }
 
 /** Some of a chat's properties. `leaf_id`: the message that its current branch is to lead over. */
-export type ChatChange = Partial<{ title: string; pinned: boolean; folder_id: string | null; leaf_id: string }>;
+export type ChatChange = Partial<{
+  title: string;
+  pinned: boolean;
+  private: boolean;
+  folder_id: string | null;
+  leaf_id: string;
+}>;
 
 export async function changeChat(id: string, change: ChatChange): Promise<ChatSummary> {
   return (await (await send("PATCH", chatPath(id), change)).json()) as ChatSummary;

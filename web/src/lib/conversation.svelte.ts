@@ -26,6 +26,7 @@ export type Phase = "ready" | "loading" | "missing" | "unreachable";
 export class Conversation {
   id = $state<string | null>(null);
   title = $state("");
+  isPrivate = $state(false); // kept from models of other servers
   phase = $state<Phase>("ready");
   messages = $state.raw<readonly Message[]>([]);
   announcement = $state(""); // what a screen reader says
@@ -71,6 +72,7 @@ export class Conversation {
     const signal = this.#enter();
     this.id = id;
     this.title = "";
+    this.isPrivate = false;
     this.messages = [];
     this.notice = "";
     this.begunHere = false;
@@ -106,8 +108,9 @@ export class Conversation {
     try {
       let { id } = this;
       if (id === null) {
-        const chat = await createChat();
+        const chat = await createChat(this.isPrivate);
         id = chat.id;
+        if (!signal.aborted && this.isPrivate !== chat.private) await changeChat(id, { private: this.isPrivate });
         if (!signal.aborted) {
           this.begunHere = true;
           this.id = id;
@@ -188,9 +191,27 @@ export class Conversation {
     if (this.id === null || this.phase !== "ready" || this.running || this.#unsent) return;
     const chat = await getChat(this.id, signal).catch(() => null);
     if (chat === null || signal.aborted || this.running || this.#unsent) return;
+    this.isPrivate = chat.private;
     const [now, here] = [chat.messages.map(({ id }) => id), this.messages.map(({ id }) => id)];
     const active = chat.active_run_id !== null && chat.active_run_id !== this.#making?.runId;
     if (active || now.join() !== here.join()) this.#fill(chat, signal);
+  }
+
+  /** Keep the chat from models of other servers, or let it go there again. One that is not begun yet begins so. */
+  async keepPrivate(isPrivate: boolean): Promise<void> {
+    const { signal } = this.#scope;
+    const { id } = this;
+    this.notice = "";
+    try {
+      if (id !== null) await changeChat(id, { private: isPrivate });
+    } catch (error) {
+      if (!signal.aborted) this.notice = strings.list.notDone(failureOf(error).message);
+      return;
+    }
+    if (id !== null) this.changed();
+    if (signal.aborted) return;
+    this.isPrivate = isPrivate;
+    this.announcement = isPrivate ? strings.remote.isPrivate : strings.remote.notPrivate;
   }
 
   async stop(): Promise<void> {
@@ -272,6 +293,7 @@ export class Conversation {
 
   #fill(chat: Chat, signal: AbortSignal): void {
     this.title = chat.title;
+    this.isPrivate = chat.private;
     this.phase = "ready";
     let content = "";
     const making = this.#making;

@@ -7,6 +7,7 @@ import type { MenuItem } from "../parts/Menu.svelte";
 export interface Deeds {
   rename: (id: string) => void; // of a chat or a folder
   pin: (chat: ChatSummary) => void; // or unpin
+  keepPrivate: (chat: ChatSummary) => void; // or not any more
   move: (chat: ChatSummary, folder: Folder | null) => void;
   remove: (chat: ChatSummary) => void;
   removeFolder: (folder: Folder) => void;
@@ -14,7 +15,8 @@ export interface Deeds {
   takeIn: () => void; // chats out of a file
 }
 
-export function ofChat(chat: ChatSummary, folders: readonly Folder[], deeds: Deeds): MenuItem[] {
+/** `remotes`: there are models of other servers, which a chat may be kept from. */
+export function ofChat(chat: ChatSummary, folders: readonly Folder[], remotes: boolean, deeds: Deeds): MenuItem[] {
   const { formats } = strings.list;
   const into = (folder: Folder | null): MenuItem => ({
     label: folder?.name ?? strings.list.noFolder,
@@ -24,6 +26,9 @@ export function ofChat(chat: ChatSummary, folders: readonly Folder[], deeds: Dee
   return [
     { label: strings.list.rename, icon: "pencil", act: () => deeds.rename(chat.id) },
     { label: chat.pinned ? strings.list.unpin : strings.list.pin, icon: "pin", act: () => deeds.pin(chat) },
+    ...(remotes || chat.private
+      ? [{ label: strings.remote.name, icon: "lock", switched: chat.private, act: () => deeds.keepPrivate(chat) } as const]
+      : []),
     {
       label: strings.list.move,
       icon: "folder",

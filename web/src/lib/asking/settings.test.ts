@@ -2,10 +2,12 @@ import { expect, test } from "vitest";
 import type { Model, StrategyInfo, ToolInfo } from "../api";
 import {
   blocked,
+  choosable,
   conflicts,
   DEFAULT,
   differs,
   fitted,
+  hasRemotes,
   NOTHING,
   placeOf,
   stored,
@@ -100,6 +102,17 @@ test("a change is blocked by what it contradicts, and by nothing else", () => {
   expect(blocked(low, "strategy", null, KNOWN)).toBeUndefined();
   expect(blocked(low, "model", "plain", KNOWN)?.kind).toBe("unthinking");
   expect(blocked(set({ effort: "low", strategy: "tree" }), "tools", null, KNOWN)).toBeUndefined();
+});
+
+test("a model that embeds is none to choose", () => {
+  const known = { ...KNOWN, models: [...models, { id: "all-MiniLM-L6-v2", embeds: true }] };
+  expect(choosable(known)).toEqual(choosable(KNOWN));
+});
+
+test("auto asks other servers, and is none", () => {
+  expect(hasRemotes(KNOWN)).toBe(false);
+  expect(hasRemotes({ ...KNOWN, models: [{ id: "small" }, { id: "auto", remote: true }] })).toBe(false);
+  expect(hasRemotes({ ...KNOWN, models: [{ id: "small" }, { id: "big", remote: true }] })).toBe(true);
 });
 
 test("what the server knows stays as it is", () => {

@@ -68,10 +68,17 @@ export function wishes(settings: Settings): Wishes {
 export const differs = (settings: Settings): boolean => Object.keys(wishes(settings)).length > 0;
 
 /** The models to choose from: the first is the one that answers where none is chosen. */
-export const choosable = ({ models }: Known): readonly Model[] => (models ?? []).filter(({ id }) => id !== "default");
+export const choosable = ({ models }: Known): readonly Model[] =>
+  (models ?? []).filter(({ id, embeds }) => id !== "default" && embeds !== true);
 
 export const modelOf = ({ model }: Settings, known: Known): Model | undefined =>
   model === null ? choosable(known)[0] : choosable(known).find(({ id }) => id === model);
+
+/** Whether a model is another server's. */
+export const isRemote = ({ id, remote }: Model): boolean => remote === true && id !== AUTO;
+
+/** Whether something of a chat may leave this server at all. */
+export const hasRemotes = ({ models }: Known): boolean => (models ?? []).some(isRemote);
 
 export const strategyOf = ({ strategy }: Settings, known: Known): StrategyInfo | undefined =>
   known.strategies?.find(({ name }) => name === strategy);

@@ -33,6 +33,10 @@ export class Actions {
     return this.#tell(this.chats.change(chat.id, { pinned }));
   }
 
+  keepPrivate(chat: ChatSummary, isPrivate: boolean): Promise<void> {
+    return this.#tell(this.chats.change(chat.id, { private: isPrivate }));
+  }
+
   async move(chat: ChatSummary, folder: Folder | null): Promise<void> {
     const before = chat.folder_id;
     if (before === (folder?.id ?? null)) return;

@@ -6,7 +6,7 @@ const NOW = new Date(2026, 2, 30, 15, 0).getTime(); // the day after clocks went
 
 function chat(id: string, used: Date, pinned = false): ChatSummary {
   const at = used.getTime() / 1000;
-  return { id, title: id, created_at: at, updated_at: at, pinned, folder_id: null };
+  return { id, title: id, created_at: at, updated_at: at, pinned, private: false, folder_id: null };
 }
 
 const names = (chats: ChatSummary[]): [string, string][] =>

@@ -1,4 +1,4 @@
-import { branch, list } from "./de/chats";
+import { branch, list, remote } from "./de/chats";
 import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
@@ -63,6 +63,7 @@ const partTitle: Record<Part, string> = {
 export const de: Strings = {
   branch,
   list,
+  remote,
   product: "Ponder",
   skip: "Zum Nachrichtenfeld springen",
 

@@ -1,4 +1,4 @@
-import { branch, list } from "./en/chats";
+import { branch, list, remote } from "./en/chats";
 import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
@@ -57,6 +57,7 @@ const partTitle: Record<Part, string> = {
 export const en = {
   branch,
   list,
+  remote,
   product: "Ponder",
   skip: "Skip to the message box",
 

@@ -1,6 +1,6 @@
-import type { branch as Branch, list as List } from "../en/chats";
+import type { branch as Branch, list as List, remote as Remote } from "../en/chats";
 
-/** What is said of the list of chats and of branches, in German. */
+/** What is said of the list of chats, of branches, and of models on other servers, in German. */
 const number = new Intl.NumberFormat("de");
 const many = (n: number, one: string, more: string): string => `${number.format(n)} ${n === 1 ? one : more}`;
 const month = new Intl.DateTimeFormat("de", { month: "long", year: "numeric" });
@@ -80,4 +80,25 @@ export const list: typeof List = {
   importedMore: (n) => `und ${number.format(n)} weitere`,
   importRefused: "Nichts wurde importiert",
   ok: "OK",
+};
+
+const reasons: Record<string, string> = {
+  "the request names it": "Die Anfrage nennt es",
+  "no model of this server was sure enough": "Kein Modell dieses Servers war sicher genug",
+};
+
+export const remote: typeof Remote = {
+  name: "Privat",
+  stays: "Privat: Chat von anderen Servern fernhalten",
+  about: "Aus einem privaten Chat wird nichts an ein Modell auf einem anderen Server gesendet.",
+  isPrivate: "Privat: Aus diesem Chat wird nichts an ein Modell auf einem anderen Server gesendet.",
+  notPrivate: "Dieser Chat ist nicht mehr privat.",
+  elsewhere: "Auf einem anderen Server, der den Chat bekommt.",
+  lastElsewhere: "Das letzte ist auf einem anderen Server.",
+  blocked: "Modelle anderer Server bekommen nichts aus einem privaten Chat. Schalte erst „Privat“ aus, um eines zu wählen.",
+  answered: (model) => `${model} hat geantwortet, auf einem anderen Server`,
+  sent: (model) => `An ${model} gesendet, auf einem anderen Server`,
+  what: ({ messages, characters, passages, tool_results: results }) =>
+    `Es bekam ${many(messages, "Nachricht", "Nachrichten")} mit zusammen ${many(characters, "Zeichen", "Zeichen")}, darin ${many(passages, "Stelle", "Stellen")} aus Dokumenten und ${many(results, "Ergebnis", "Ergebnisse")} von Werkzeugen.`,
+  because: (why) => `Grund: ${reasons[why] ?? why}.`,
 };

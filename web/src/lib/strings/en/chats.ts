@@ -1,4 +1,6 @@
-/** What is said of the list of chats and of branches, in English. */
+import type { RemoteSent } from "../../protocol";
+
+/** What is said of the list of chats, of branches, and of models on other servers, in English. */
 const number = new Intl.NumberFormat("en");
 const many = (n: number, one: string, more: string): string => `${number.format(n)} ${n === 1 ? one : more}`;
 const month = new Intl.DateTimeFormat("en", { month: "long", year: "numeric" });
@@ -78,4 +80,20 @@ export const list = {
   importedMore: (n: number) => `and ${many(n, "more", "more")}`,
   importRefused: "Nothing was imported",
   ok: "OK",
+};
+
+export const remote = {
+  name: "Private",
+  stays: "Private: keep this chat from other servers",
+  about: "Nothing of a private chat is sent to a model of another server.",
+  isPrivate: "Private: nothing of this chat is sent to a model of another server.",
+  notPrivate: "This chat is not private any more.",
+  elsewhere: "On another server, which gets the chat.",
+  lastElsewhere: "The last one is on another server.",
+  blocked: "Models of other servers get nothing of a private chat. To choose one, switch “Private” off first.",
+  answered: (model: string) => `${model} answered, on another server`,
+  sent: (model: string) => `Sent to ${model}, on another server`,
+  what: ({ messages, characters, passages, tool_results: results }: Omit<RemoteSent, "type">) =>
+    `It got ${many(messages, "message", "messages")} of ${many(characters, "character", "characters")} in all, with ${many(passages, "passage", "passages")} of documents and ${many(results, "result", "results")} of tools.`,
+  because: (why: string) => `Why: ${why}.`,
 };
