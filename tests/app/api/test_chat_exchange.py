@@ -172,6 +172,7 @@ def test_a_file_that_is_too_large_is_refused(http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(texts, parts, max_size=4),
