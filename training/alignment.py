@@ -2,6 +2,7 @@
 
     label    from every token of "[S2] The dam was finished." to S2; from every token of a tool's schema to its name
     match    from a word of a question to the same word in what the answer copies, or in what was read before
+    ask      from where an answer decides, its first tokens and those that choose what to copy, to the matched words
     source   from each token of an answer that copies to the sentence, line or schema that it copies from
     place    from each token of a copy to the token that comes next, where it stands
 
@@ -14,18 +15,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 Span = tuple[int, int]  # positions of the first token and of the one after the last
 NOWHERE: Span = (-1, -1)
-ROLES = ("label", "match", "source", "place")
+ROLES = ("label", "match", "ask", "source", "place")
 
 SHORTEST = 4  # tokens of a copy; in a call's arguments fewer, if they stand exactly once in what was read
-LETTERS = 3  # and digits, of the fewer and of words that are matched
+LETTERS = 3  # and digits, of the fewer
+WORD = 4  # letters and digits of a word that is matched
 BRACKET = 2  # tokens of "[S2]" before its number
 FAR = 200  # tokens from which a label is still looked at, and the most of a schema
-QUESTION = 60  # tokens before an answer of which words are matched
 _LABEL = re.compile(r'(?<![\w-])S(\d+)\b|"name": "(\w+)"|(</tools>|<\|im_end\|>)')  # the last ends what it labels
 
 
@@ -41,8 +42,10 @@ class Alignment:
 
     label: list[Span]
     match: list[Span]
+    ask: list[Span]
     source: list[Span]
     place: list[Span]
+    decides: list[int] = field(default_factory=list)  # tokens that do not follow from those before them in the answer
 
     @classmethod
     def of(cls, near: Sequence[Label | None]) -> Alignment:
@@ -50,11 +53,12 @@ class Alignment:
         found = [
             label.span if label is not None and at - label.span[1] < FAR else NOWHERE for at, label in enumerate(near)
         ]
-        return cls(found, *([NOWHERE] * len(near) for _ in range(3)))
+        nowhere = [NOWHERE] * len(near)
+        return cls(found, nowhere[:], nowhere[:], nowhere[:], nowhere)
 
     def roles(self) -> tuple[list[Span], ...]:
         """Returns the spans in the order of `ROLES`."""
-        return self.label, self.match, self.source, self.place
+        return self.label, self.match, self.ask, self.source, self.place
 
 
 def labels(text: str, offsets: Sequence[tuple[int, int]], begins: int, last: Label | None) -> list[Label | None]:
@@ -77,20 +81,30 @@ def labels(text: str, offsets: Sequence[tuple[int, int]], begins: int, last: Lab
     return nearest + [last] * (len(offsets) - at)
 
 
-def align(
-    ids: Sequence[int], learned: Sequence[bool], near: Sequence[Label | None], letters: Sequence[int]
-) -> Alignment:
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A conversation's tokens; a word has the same ids with the space before it and without."""
+
+    ids: Sequence[int]
+    letters: Sequence[int]  # letters and digits of each token
+    words: Sequence[int]  # letters and digits of the word that it belongs to
+    near: Sequence[Label | None]  # as `labels` returns it
+    answers: Sequence[Span]  # learned
+    questions: Sequence[Span]  # before each answer, the message that it replies to
+
+
+def align(text: Text) -> Alignment:
     """Returns where each position is to look.
 
-    `ids` are the same for a word with the space before it and without. `learned` marks the tokens of answers, `near`
-    is what `labels` returned, `letters[id]` counts a token's letters and digits. The position before a token is the one
-    that looks for it. Answers copy from what was read, not from other answers.
+    The position before a token is the one that looks for it. Answers copy from what was read, not from other answers.
     """
+    near = text.near
     made = Alignment.of(near)
-    read = _Read(ids, letters)
-    for first, end in _stretches(learned):
+    read = _Read(text.ids, text.letters)
+    for (first, end), question in zip(text.answers, text.questions, strict=True):
         read.up_to(first)
         at = pending = first
+        made.decides.append(first)
         quoted = list[Span]()
         while at < end:
             length, start = read.longest(at, end, short=_in_call(near[at]))
@@ -102,28 +116,39 @@ def align(
             if label is not None and label.span[0] >= pending:  # the label of what is quoted is chosen with it
                 chosen = max(pending, label.span[0] - BRACKET)
             made.source[chosen - 1 : at + length - 1] = [source] * (at + length - chosen)
+            made.decides += range(chosen, at + 1)
+            made.decides += [at + copied for copied in range(1, length) if read.ambiguous(at, copied)]
             for copied in range(1, length):
                 made.place[at + copied - 1] = (start + copied, start + copied + 1)
             if near[source[1] - 1] is not None:
                 quoted.append(source)
             at += length
             pending = at
-        _match(made.match, ids, letters, read.stretch, quoted)
+        matched = _match(made.match, text, question, quoted)
+        for decided in made.decides if matched != NOWHERE else ():
+            if decided >= first:
+                made.ask[decided - 1] = matched
         read.skip_to(end)
     return made
 
 
-def _match(match: list[Span], ids: Sequence[int], letters: Sequence[int], stretch: Span, quoted: list[Span]) -> None:
-    """Lets the words of a question, the last of `stretch`, look at themselves in what is quoted, or else before."""
-    first, end = stretch
+def _match(match: list[Span], text: Text, question: Span, quoted: list[Span]) -> Span:
+    """Lets the words of a question look at themselves in what is quoted, or else before in the question.
+
+    Returns the span from the first of them to the last.
+    """
     places: dict[int, int] = {}
-    for begin, stop in quoted or [stretch]:
-        for at in range(begin, stop):
-            places.setdefault(ids[at], at)
-    for at in range(max(first, end - QUESTION), end):
-        place = places.get(ids[at], at)
-        if place < at and letters[ids[at]] >= LETTERS:
+    for begin, end in quoted or [question]:
+        for at in range(begin, end):
+            places.setdefault(text.ids[at], at)
+    matched = list[int]()
+    for at in range(*question):
+        place, label = places.get(text.ids[at], at), text.near[at]
+        named = bool(quoted) and label is not None and label.span[0] <= at < label.span[1]
+        if place < at and (text.words[at] >= WORD or named):
             match[at] = (place, place + 1)
+            matched.append(at)
+    return (matched[0], matched[-1] + 1) if matched else NOWHERE
 
 
 def _in_call(label: Label | None) -> bool:
@@ -141,17 +166,6 @@ def _whole(near: Sequence[Label | None], start: int, end: int) -> Span:
     return start, end
 
 
-def _stretches(learned: Sequence[bool]) -> Iterator[Span]:
-    at = 0
-    while at < len(learned):
-        end = at
-        while end < len(learned) and learned[end]:
-            end += 1
-        if at < end and at:
-            yield at, end
-        at = end + 1
-
-
 class _Read:
     """Finds text that stands before an answer by its first one to three tokens."""
 
@@ -160,19 +174,17 @@ class _Read:
         self._letters = letters
         self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
         self._ends: dict[int, int] = {}  # of the stretch that each place is in
-        self.stretch = (0, 0)  # between the last answer and the next
+        self._begin = 0
 
     def up_to(self, end: int) -> None:
         """Adds the text from the last answer to the next, which begins at `end`."""
-        self.stretch = (self.stretch[0], end)
-        for at in range(*self.stretch):
+        for at in range(self._begin, end):
             self._ends[at] = end
             for length in range(1, min(3, end - at) + 1):
                 self._places[tuple(self._ids[at : at + length])].append(at)
-        self._begin = end
 
     def skip_to(self, end: int) -> None:
-        """Leaves an answer out."""
+        """Leaves out the answer that ends at `end`."""
         self._begin = end
 
     def longest(self, at: int, end: int, short: bool) -> tuple[int, int]:
@@ -187,8 +199,13 @@ class _Read:
         if best >= SHORTEST:
             return best, start
         for length in range(min(3, end - at), 0, -1) if short else ():
-            gram = tuple(self._ids[at : at + length])
-            places = self._places.get(gram, ())
-            if len(places) == 1 and sum(self._letters[token] for token in gram) >= LETTERS:
+            places = self._places.get(tuple(self._ids[at : at + length]), ())
+            if len(places) == 1 and sum(self._letters[at : at + length]) >= LETTERS:
                 return length, places[0]
         return 0, 0
+
+    def ambiguous(self, at: int, copied: int) -> bool:
+        """Returns whether what was read goes on in several ways after the last three of `copied` tokens from `at`."""
+        size = min(3, copied)
+        places = self._places[tuple(self._ids[at + copied - size : at + copied])]
+        return len({self._ids[place + size] for place in places if place + size < self._ends[place]}) > 1

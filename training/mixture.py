@@ -10,11 +10,13 @@ full; of the text that it reads a few tokens are learned too, so that the model 
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from multiprocessing import get_context
 from random import Random
 
@@ -23,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training import procedural
-from training.alignment import NOWHERE, Alignment, Label, align, labels
+from training.alignment import NOWHERE, Alignment, Label, Span, Text, align, labels
 from training.conversation import Conversation, Phrasing
 from training.tasks import (
     arithmetic,
@@ -38,11 +40,14 @@ from training.tasks import (
     tool_choice,
 )
 from training.team import ALONE, Team
-from training.train_tokenizer import END_OF_TEXT, segments, token_id
+from training.train_tokenizer import END_OF_TEXT, TURN_START, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
+DECISION_WEIGHT = 4.0  # of a token that decides: what follows in a copy is learned soon, and is ten times as much
 PROCEDURAL = (0.2, 0.05)  # share of the tokens at the beginning and at the end of the curriculum
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
+
+_WORD = re.compile(r"<[|/]?\w+\|?>|[^\W_]+")
 
 TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "lookup": lookup.conversation,
@@ -129,21 +134,50 @@ def _spelling(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def _procedural_row(rng: Random, progress: float, tokenizer: Tokenizer) -> TrainingRow:
     ids, weights = procedural.row(rng, tokenizer.get_vocab_size(), progress)
-    learned = [weight > 0 for weight in weights]
-    return TrainingRow(ids, weights, align(ids, learned, [None] * len(ids), _spelling(tokenizer)[1]))
+    answers, begin = list[Span](), 0
+    for learned, part in groupby(range(len(ids)), lambda at: weights[at] > 0):
+        end = begin + len(list(part))
+        answers += [(begin, end)] if learned else []
+        begin = end
+    letters = _spelling(tokenizer)[1]
+    nothing = [0] * len(ids)
+    text = Text(ids, [letters[token] for token in ids], nothing, [None] * len(ids), answers, [(0, 0)] * len(answers))
+    return TrainingRow(ids, weights, align(text))
 
 
 def row(rng: Random, made: Conversation, tokenizer: Tokenizer) -> TrainingRow:
     """Returns a conversation as it is trained on."""
-    ids, weights, learned, near = list[int](), list[float](), list[bool](), list[Label | None]()
+    ids, weights, words, near = list[int](), list[float](), list[int](), list[Label | None]()
+    answers, questions = list[Span](), list[Span]()
     for text, written in segments(made):
-        part = tokenizer.encode(text, add_special_tokens=False)
-        near += labels(text, part.offsets, len(ids), near[-1] if near else None)
+        part, begin = tokenizer.encode(text, add_special_tokens=False), len(ids)
+        near += labels(text, part.offsets, begin, near[-1] if near else None)
+        words += _words(text, part.offsets)
         ids += part.ids
-        learned += [written] * len(part.ids)
         weights += [1.0 if written else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part.ids]
+        if written:
+            answers.append((begin, len(ids)))
+        else:
+            turn = text.rfind(TURN_START)
+            left = text.rfind(TURN_START, 0, max(0, turn))
+            inside = [at for at, (first, _) in enumerate(part.offsets, begin) if left < first < turn]
+            questions.append((inside[0], inside[-1] + 1) if inside else (begin, begin))
     bare, letters = _spelling(tokenizer)
-    return TrainingRow(ids, weights, align([bare[token] for token in ids], learned, near, letters))
+    aligned = align(
+        Text([bare[id] for id in ids], [letters[id] for id in ids], words, near, answers, questions[: len(answers)])
+    )
+    for decided in aligned.decides:
+        weights[decided] = DECISION_WEIGHT
+    return TrainingRow(ids, weights, aligned)
+
+
+def _words(text: str, offsets: Sequence[Span]) -> list[int]:
+    """Returns the letters and digits of the word in which each token ends; none in special tokens."""
+    sizes = [0] * (len(text) + 1)
+    for match in _WORD.finditer(text):
+        for at in range(*match.span()):
+            sizes[at] = 0 if match[0].startswith("<") else len(match[0])
+    return [sizes[end - 1] if end else 0 for _, end in offsets]
 
 
 def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[TrainingRow]:

@@ -133,7 +133,7 @@ class Plan:
     steps: int = 2400
     ramp_steps: int = 1800
     batch_tokens: int = 6144
-    guidance: tuple[float, ...] = (0.05, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
+    guidance: tuple[float, ...] = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
     largest_batch: int = 2048  # tokens that go through the model at once
     fall: float = 0.3
     matrix_lr: float = 0.02
