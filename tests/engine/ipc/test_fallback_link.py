@@ -261,13 +261,11 @@ async def test_what_cannot_be_is_refused_by_name(random_model: Path, tmp_path: P
             seq.generate(Span(min_confidence=0.5))
         assert len((await seq.generate_all(Span(GREEDY, 3, min_confidence=0.0, ignore_eos=True))).token_ids) == 3
     async with started(config, config, 0.5) as engine, await engine.open(PROMPT) as seq:
-        (other,) = seq.fork()
+        (second,) = seq.fork()
         with pytest.raises(InvalidParameter, match="a mixture is sampled by the first weights alone; accepted: None"):
-            seq.generate_mixed([other], [1, 1], Span(GREEDY, 3, min_confidence=0.5))
-        assert (
-            before([piece async for piece in seq.generate_mixed([other], [1, 1], Span(GREEDY, 3, ignore_eos=True))])
-            == 3
-        )
+            seq.generate_mixed([second], [1, 1], Span(GREEDY, 3, min_confidence=0.5))
+        mixed = seq.generate_mixed([second], [1, 1], Span(GREEDY, 3, ignore_eos=True))
+        assert before([piece async for piece in mixed]) == 3
 
 
 @pytest.mark.slow
