@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class FallbackOptions(Options):
     """`min_confidence`: the probability that the likeliest token must have; with 0 the first weights write it all."""
 
-    min_confidence: float = Field(0.5, ge=0, le=1)
+    min_confidence: float = Field(0.3, ge=0, le=1)
 
 
 @strategy("fallback", FallbackOptions)

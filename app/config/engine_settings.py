@@ -127,7 +127,7 @@ class EngineSettings(BaseModel):
         "none", "rounds the fallback weights at load, as `quantization` does the first", accepts="none or int8"
     )
     fallback_confidence: float = setting(
-        0.5,
+        0.3,
         "the probability of the likeliest token below which the fallback weights go on",
         more="0 leaves every answer to the first weights but those of the strategy `fallback`",
         accepts="a probability, 0 to 1",

@@ -74,7 +74,7 @@ def test_fallback_weights_have_columns(ponder: Ponder, tmp_path: Path, monkeypat
     assert 0 < always["fallback"] <= always["tokens"] and always["right"] == 3  # as pebble alone
     assert all(column in shown.stdout for column in ("deferred", "by fallback", "GB read", "100%"))
     monkeypatch.setenv("PONDER_FALLBACK_CONFIDENCE", "0.1")
-    assert "fallback_confidence 0.5 (now 0.1)" in ponder(file, *ways).stderr
+    assert "fallback_confidence 0.3 (now 0.1)" in ponder(file, *ways).stderr
 
 
 def test_rows_that_are_there_are_not_measured_again(ponder: Ponder, tmp_path: Path) -> None:
