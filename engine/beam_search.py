@@ -71,7 +71,7 @@ async def beam_search(
 
 async def _expand(beams: list[_Beam], k: int) -> list[tuple[_Beam, int, float]]:
     """Returns the `k` likeliest next tokens over all beams, as (beam, token, summed log-probability), best first."""
-    look = Span(GREEDY, max_tokens=1, logprobs=k, ignore_eos=True)
+    look = Span(GREEDY, max_tokens=1, logprobs=k, ignore_eos=True, min_confidence=0.0)
     results = await asyncio.gather(*(beam.seq.generate_all(look) for beam in beams))
     for beam in beams:
         beam.seq.truncate(len(beam.seq) - 1)

@@ -121,3 +121,22 @@ class EngineConfig:
         if self.kv_disk_bytes and self.kv_dir is None:
             message = "kv_disk_bytes is set and kv_dir is not; accepted: a directory to write to, or kv_disk_bytes 0."
             raise InvalidParameter("kv_disk_bytes", message)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """More exact weights of the same vocabulary, which take a sequence over where the first ones are not sure (Kim et
+    al. 2023, BiLD's fallback policy). `min_confidence` is a span's, where it names none; 0 defers nothing.
+
+    Raises:
+        InvalidParameter: `min_confidence` is no probability.
+    """
+
+    config: EngineConfig
+    min_confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_confidence <= 1:
+            raise InvalidParameter(
+                "min_confidence", f"min_confidence is {self.min_confidence}; accepted: a probability, 0 to 1."
+            )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Fallback
 from engine.core import messages as m
 from engine.errors import (
     BadSnapshot,
@@ -25,7 +27,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.handle import Sequence
-from engine.ipc.link import Link, PendingRequest, State
+from engine.ipc.link import Link, Listener, PendingRequest, State
 from engine.kv_cache.snapshot import unpacked
 from engine.model.loader import name_of
 from engine.model.tokenizer import Tokenizer
@@ -49,6 +51,7 @@ class Engine:
     device: str
     dtype: str
     threads: int  # CPU threads of the model
+    fallback: Fallback | None = None  # its weights are in a core of their own
 
     def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
         """`link` makes the link to the core, which knows this engine as client `client`."""
@@ -62,8 +65,15 @@ class Engine:
         self._link = link(self)
 
     @classmethod
-    async def start(cls, config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None = None) -> Engine:
-        """Loads the model and starts the core.
+    async def start(
+        cls,
+        config: EngineConfig,
+        assemble: Callable[[EngineConfig], EngineParts] | None = None,
+        fallback: Fallback | None = None,
+    ) -> Engine:
+        """Loads the model and starts the core; with `fallback` also that of its weights.
+
+        Both cores then share the K/V memory of `config`, as `engine.model.memory.divided` divides it.
 
         `assemble` makes the core's parts, if not `engine.builder.build`; for a core in a process of its own it is a
         function of a module, which that process imports.
@@ -71,20 +81,21 @@ class Engine:
         Raises:
             CheckpointError: the model cannot be found or read.
             UnsupportedArchitecture: it can be read, but not run exactly.
-            InvalidParameter: the configuration does not fit the model or this machine.
+            InvalidParameter: the configuration does not fit the model or this machine, or the vocabulary of `fallback`
+                is another.
             EngineStopped: the core's process ended before it was ready.
         """
+        if fallback is None:
+            return await cls(config, partial(_link, config, assemble))._begun()
+        from engine.ipc.fallback_link import FallbackLink
+        from engine.model.memory import divided, needs_of  # torch comes with it
 
-        def link(engine: Engine) -> Link:
-            if config.runs_in == "thread":
-                from engine.ipc.thread_link import ThreadLink  # torch comes with it
-
-                return ThreadLink(config, assemble, engine)
-            from engine.ipc.supervisor import SupervisedLink  # ZeroMQ comes with it
-
-            return SupervisedLink(config, assemble, engine)
-
-        return await cls(config, link)._begun()
+        configs = [config, fallback.config]
+        first, second = divided(configs, [await asyncio.to_thread(needs_of, each) for each in configs])
+        links = partial(_link, first, assemble), partial(_link, second, assemble)
+        engine = cls(first, lambda engine: FallbackLink(*links, fallback.min_confidence, engine))
+        engine.fallback = replace(fallback, config=second)
+        return await engine._begun()
 
     @classmethod
     async def join(cls, config: EngineConfig, client: int, places: AsyncIterator[str | None]) -> Engine:
@@ -317,3 +328,13 @@ class Engine:
 
         assert isinstance(self._link, ThreadLink)
         return self._link.core
+
+
+def _link(config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None, listener: Listener) -> Link:
+    if config.runs_in == "thread":
+        from engine.ipc.thread_link import ThreadLink  # torch comes with it
+
+        return ThreadLink(config, assemble, listener)
+    from engine.ipc.supervisor import SupervisedLink  # ZeroMQ comes with it
+
+    return SupervisedLink(config, assemble, listener)

@@ -36,6 +36,7 @@ class Sequence:
         self._children: set[Sequence] = set()
         self._busy = False
         self._closed = False
+        self._deferred_at: int | None = None  # tokens before the first one of the fallback weights
         self.on_prefill: Callable[[Prefill], None] | None = None
 
     @property
@@ -72,7 +73,8 @@ class Sequence:
 
         Raises:
             ContextLengthExceeded: the sequence with the span's `max_tokens` can never fit.
-            InvalidParameter: a token id of the span is outside the vocabulary, or the sequence is empty.
+            InvalidParameter: a token id of the span is outside the vocabulary, the sequence is empty, or the span has a
+                `min_confidence` and the engine no fallback weights.
             QueueFull: too many spans wait already.
             SequenceBusy, SequenceClosed, EngineStopped: see there.
         """
@@ -90,7 +92,7 @@ class Sequence:
 
         Raises:
             InvalidParameter: also when `weights` are not one positive, finite number for each sequence, a sequence is
-                there twice or of another engine, or the span has `prompt_logprobs`.
+                there twice or of another engine, or the span has `prompt_logprobs` or a `min_confidence`.
             FollowerClosed: from the stream, when one of `others` closed.
             ContextLengthExceeded, QueueFull, SequenceBusy, SequenceClosed, EngineStopped: as `generate`, for each.
         """
@@ -110,6 +112,11 @@ class Sequence:
                 "prompt_logprobs", "prompt_logprobs is set, and the sequences of a mixture have several prompts; "
                 "accepted: None.",
             )  # fmt: skip
+        if span.min_confidence:
+            raise InvalidParameter(
+                "min_confidence", f"min_confidence is {span.min_confidence}, and a mixture is sampled by the first "
+                "weights alone; accepted: None.",
+            )  # fmt: skip
         total = math.fsum(shares)
         return self._generate(span, followers, tuple(math.log(share) - math.log(total) for share in shares))
 
@@ -123,7 +130,12 @@ class Sequence:
         request = self._engine.request()
         ids = tuple(each._id for each in followers)
         weights = log_weights if followers else ()  # alone it is a span like any other
-        self._engine.post(m.Generate(self._id, request.id, span, seed, max_tokens, followers=ids, log_weights=weights))
+        fallback = self._deferred_at is not None and span.min_confidence != 0 and not followers
+        self._engine.post(
+            m.Generate(
+                self._id, request.id, span, seed, max_tokens, followers=ids, log_weights=weights, fallback=fallback
+            )
+        )
         for each in members:
             each._busy = True
         return SpanStream(self, self._engine, request, followers)
@@ -154,6 +166,8 @@ class Sequence:
         ids = tuple(self._engine.next_id() for _ in range(n))
         self._engine.post(m.Fork(self._id, ids, owner._id))
         children = [Sequence(self._engine, id, self._tokens.copy(), owner) for id in ids]
+        for child in children:
+            child._deferred_at = self._deferred_at
         owner._children.update(children)
         return children
 
@@ -208,6 +222,8 @@ class Sequence:
         if not 0 <= n <= len(self):
             raise InvalidParameter("n", f"n is {n}; accepted: 0 to {len(self)}, the sequence's length.")
         del self._tokens[n:]
+        if self._deferred_at is not None and n <= self._deferred_at:
+            self._deferred_at = None
         self._engine.post(m.Truncate(self._id, n))
 
     def hold(self, ttl_s: float, *, waiting_for: Iterable[str] = ()) -> None:
@@ -289,6 +305,11 @@ class Sequence:
         """Returns the span's `max_tokens` as a number that fits."""
         self._check_not_empty()
         self._engine.check_tokens((*span.stop_token_ids, *span.sampling.logit_bias))
+        if span.min_confidence and self._engine.fallback is None:
+            raise InvalidParameter(
+                "min_confidence", f"min_confidence is {span.min_confidence}, and the engine has no fallback weights; "
+                "accepted: None.",
+            )  # fmt: skip
         remaining = self._engine.max_model_len - len(self)
         if remaining < max(1, span.min_tokens) or (span.max_tokens or 1) > remaining:
             asked = f" and max_tokens is {span.max_tokens}" if span.max_tokens is not None else ""
@@ -366,6 +387,8 @@ class SpanStream:
             raise ConstraintFailed(reply.reason)
         assert isinstance(reply, m.OutputPiece)
         output = reply.output
+        if output.fallback and self._sequence._deferred_at is None:
+            self._sequence._deferred_at = len(self._sequence)
         for each in self._members:
             each._tokens.extend(output.token_ids)
         if output.finish_reason is not None:

@@ -40,6 +40,7 @@ class SpanOutput:
     cached_tokens: int = 0  # of those, from the prefix cache
     kind: Kind = "text"
     section: int = 0
+    fallback: bool = False  # its tokens were sampled by the engine's fallback weights
 
 
 @dataclass(frozen=True, slots=True)

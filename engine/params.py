@@ -102,6 +102,10 @@ class Span:
     tokens in it; not before `min_tokens`. It sees this span's own tokens, and none of a constrained body or of markers:
     JSON may have as many zeros as it likes.
 
+    `min_confidence` is for an engine with fallback weights: they sample the first token at which the likeliest one has
+    no larger probability, and all after it. None is the engine's own threshold; 0 leaves the span to the first weights,
+    1 to the others.
+
     Raises:
         InvalidParameter: a value is out of range.
     """
@@ -117,6 +121,7 @@ class Span:
     prompt_logprobs: int | None = None  # the same for the tokens already in the sequence, sent with the first output
     constraint: Constrained | None = None
     repetition_detection: RepetitionDetection | None = None
+    min_confidence: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -128,6 +133,8 @@ class Span:
             _check(self.min_tokens <= self.max_tokens, "min_tokens", self.min_tokens, "at most max_tokens")
         _check(all(self.stop), "stop", self.stop, "non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids >= 0")
+        known = self.min_confidence is None or 0.0 <= self.min_confidence <= 1.0
+        _check(known, "min_confidence", self.min_confidence, "None, or a probability, 0 to 1")
         constrained = self.constraint is not None
         _check(not (constrained and self.ignore_eos), "ignore_eos", True, "False, in a span with a constraint")
         for name in ("logprobs", "prompt_logprobs"):

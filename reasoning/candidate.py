@@ -208,5 +208,5 @@ def accept(seq: EngineSequence, chosen: Candidate) -> list[Piece]:
 async def prefill(seq: EngineSequence) -> None:
     """Compute a sequence's K/V once, before it is forked: otherwise each fork would compute the missing tokens."""
     length = len(seq)
-    await seq.generate_all(Span(GREEDY, max_tokens=1))
+    await seq.generate_all(Span(GREEDY, max_tokens=1, min_confidence=0.0))
     seq.truncate(length)

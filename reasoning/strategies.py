@@ -25,6 +25,7 @@ from engine.errors import EngineError, InvalidParameter
 from reasoning.beam import beam
 from reasoning.best_of_n import best_of_n
 from reasoning.budget import budget
+from reasoning.fallback import fallback
 from reasoning.rag import rag_sequence, rag_token
 from reasoning.self_consistency import self_consistency
 from reasoning.strategy import Context, Event, Options, Strategy
@@ -44,7 +45,9 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
 # Any: each has its own options
-BUILT_IN: tuple[Strategy[Any], ...] = (budget, best_of_n, self_consistency, tree, beam, rag_token, rag_sequence)
+BUILT_IN: tuple[Strategy[Any], ...] = (
+    budget, best_of_n, self_consistency, tree, beam, fallback, rag_token, rag_sequence,
+)  # fmt: skip
 
 
 class StrategyError(EngineError):

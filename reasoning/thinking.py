@@ -62,7 +62,8 @@ def empty_thinking(tokenizer: Tokenizer, markers: Markers, *, opened: bool) -> l
 class Piece:
     """The text that one engine output adds to one part. `spent` counts tokens, the markers included.
 
-    A piece of a call has text of one body; `section` numbers the bodies of an answer.
+    A piece of a call has text of one body; `section` numbers the bodies of an answer. `fallback` tokens were sampled by
+    the engine's fallback weights.
     """
 
     part: Part
@@ -76,6 +77,7 @@ class Piece:
     finish_reason: FinishReason | None = None  # of the answer as a whole: on its last piece alone
     stop_reason: str | int | None = None
     section: int = 0
+    fallback: int = 0
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Tally:
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    fallback_tokens: int = 0
 
     @property
     def answer_tokens(self) -> int:
@@ -93,6 +96,7 @@ class Tally:
 
     def add(self, piece: Piece) -> None:
         self.completion_tokens += piece.spent
+        self.fallback_tokens += piece.fallback
         if piece.part == "thinking":
             self.reasoning_tokens += piece.spent
 
@@ -249,7 +253,12 @@ class Answering:
         around: Part = "thinking" if self.part == "thinking" or marker == self._markers.opening else "answer"
         pieces = [  # the white space is dropped, its tokens are counted
             Piece(
-                around, "", len(early.token_ids), prompt_tokens=early.prompt_tokens, cached_tokens=early.cached_tokens
+                around,
+                "",
+                len(early.token_ids),
+                prompt_tokens=early.prompt_tokens,
+                cached_tokens=early.cached_tokens,
+                fallback=_fallback_tokens(early),
             )
             for early in self._held
         ]
@@ -328,4 +337,9 @@ def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True, calls: 
         out.finish_reason if last else None,
         out.stop_reason if last else None,
         out.section,
+        _fallback_tokens(out),
     )
+
+
+def _fallback_tokens(out: SpanOutput) -> int:
+    return len(out.token_ids) if out.fallback else 0

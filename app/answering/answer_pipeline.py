@@ -44,13 +44,20 @@ class Admitted(Event):
     limit: int
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerDeferred(Event):
+    """The fallback weights of the engine go on with the answer, after `tokens` of it."""
+
+    tokens: int
+
+
 @dataclass(slots=True)
 class AnswerPipeline:
     """One request's work for the engine. `tally` fills as the answers grow.
 
     `watch` begins the request's clock. `plans` has one for each prompt, and `n` answers to each; with `auto` it has one
     for each model, and one answer, as it has for a remote model. With `loop` the one answer calls tools. `on_event`
-    hears strategies, cascades, and reports of what was sent to a remote model.
+    hears strategies, cascades, the fallback weights, and reports of what was sent to a remote model.
     """
 
     watch: Callable[[], RequestWatch]
@@ -62,7 +69,7 @@ class AnswerPipeline:
     on_event: Callable[[Event], None] = lambda event: None
     on_prefill: Callable[[Prefill], None] = lambda prefill: None
     tally: Tally = field(default_factory=Tally)
-    routing: dict[str, Any] = field(default_factory=dict)  # of the cascade and the remote as JSON, once there is one
+    routing: dict[str, Any] = field(default_factory=dict)  # of cascade, remote and fallback as JSON, once there is one
     agent: Agent | None = None  # of the loop, once it runs
     sequence: EngineSequence | None = None  # of the first prompt, once it is open
     _chosen: Plan | None = None
@@ -75,7 +82,7 @@ class AnswerPipeline:
     @property
     def is_routed(self) -> bool:
         """Returns whether the reply has a report of `routing`."""
-        return self.auto is not None or isinstance(self.plans[0], RemotePlan)
+        return self.auto is not None or isinstance(self.plans[0], RemotePlan) or "fallback" in self.routing
 
     async def stream(self) -> AsyncGenerator[Answered, None]:
         """Yields the answers' events as they come: pieces with their deltas, calls, results.
@@ -207,8 +214,18 @@ class AnswerPipeline:
         if piece.prompt_tokens and prompt not in read:
             read.add(prompt)
             self.tally.cached_tokens += piece.cached_tokens
+        before = self.tally.completion_tokens
         self.tally.add(piece)
+        if self._local and self._local[0].served.engine.fallback is not None:
+            self._report_fallback(piece, before)
         watch.tokens(index, piece.spent, self.tally.cached_tokens, piece.part)
+
+    def _report_fallback(self, piece: Piece, before: int) -> None:
+        """Reports the tokens of the fallback weights; `before` are those of the answers before this piece."""
+        tally = self.tally
+        if piece.fallback and tally.fallback_tokens == piece.fallback:
+            self._hear(AnswerDeferred(before))
+        self.routing["fallback"] = {"tokens": tally.fallback_tokens, "of": tally.completion_tokens}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Spent):

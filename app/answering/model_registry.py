@@ -19,7 +19,8 @@ from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
-from engine import Engine
+from engine import Engine, EngineConfig
+from engine.config import Fallback
 from engine.errors import EngineError
 
 
@@ -91,6 +92,7 @@ class ModelRegistry:
         settings.check_remotes()
         paths = {settings.model_name: settings.model, **settings.models}
         configs = [settings.engine_config(path) for path in paths.values()]
+        fallback = settings.engine_fallback()
         engines: dict[str, Engine] = {}
         try:
             if len(configs) > 1:
@@ -102,7 +104,7 @@ class ModelRegistry:
             for (name, path), config in zip(paths.items(), configs, strict=True):
                 begin(path)
                 with _named(name) if len(configs) > 1 else nullcontext():
-                    engines[name] = await Engine.start(config)
+                    engines[name] = await Engine.start(config, fallback=fallback)
             return cls.of(engines, settings)
         except BaseException:
             for engine in engines.values():
@@ -198,6 +200,17 @@ class ModelRegistry:
         else:
             message = f"The model {name!r:.200} is not served here; accepted: {_listed(self.names)}."
         raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def fallback_memory(config: EngineConfig, fallback: Fallback) -> str:
+    """Says how much memory an engine's fallback weights take, before any are loaded. Raises as `needs_of`."""
+    from engine.model.memory import needs_of
+
+    first, other = needs_of(config).weights, needs_of(fallback.config).weights
+    return (
+        f"The fallback weights in {fallback.config.model} take about {other / 1e6:,.0f} MB of memory beside the first "
+        f"ones' {first / 1e6:,.0f} MB, and half of the KV cache."
+    )
 
 
 @contextmanager

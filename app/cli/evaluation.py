@@ -81,7 +81,7 @@ def evaluate_reasoning(
         rows = asyncio.run(_measured(tasks, ways, known, max_tokens, kept, settings))
     except BadWay as error:
         raise BadSetting(str(error)) from None
-    Console(highlight=False).print(_table(rows, file, settings.model))
+    Console(highlight=False).print(_table(rows, file, settings))
     if plot is not None:
         draw(plot, curves_of(rows), f"{file.name}, {rows[0].n} tasks, {Path(settings.model).name}", TOKENS)
 
@@ -162,8 +162,11 @@ async def _measured(
         "n": len(tasks.tasks),
         "max_tokens": max_tokens,
     }
+    if settings.fallback_model is not None:
+        names = ("quantization", "fallback_model", "fallback_quantization", "fallback_confidence")
+        setting |= {name: getattr(settings, name) for name in names}
     there = _read(kept, setting)
-    async with await Engine.start(settings.engine_config()) as engine:
+    async with await Engine.start(settings.engine_config(), fallback=settings.engine_fallback()) as engine:
         thinks = Markers.of(engine.tokenizer) is not None
         asked = list({way.name: way for way in ways or grid(thinks)}.values())
         rows: list[MeasuredWay] = []
@@ -240,21 +243,43 @@ class _Progress:
             self._console.print(f"{self._over}/{self._ways} {row.name}: {row.share:.1%}", markup=False)
 
 
-def _table(rows: Sequence[MeasuredWay], file: Path, model: str) -> Table:
-    """Answers that were cut or failed have a column where there are any."""
-    table = Table(title=f"{file.name}, {rows[0].n} tasks, {model}", title_justify="left", box=SIMPLE)
+def _table(rows: Sequence[MeasuredWay], file: Path, settings: Settings) -> Table:
+    """Answers that were cut or failed have a column where there are any; fallback weights have theirs."""
+    table = Table(title=f"{file.name}, {rows[0].n} tasks, {settings.model}", title_justify="left", box=SIMPLE)
+    weights = _weights(settings)
     table.add_column("strategy")
     more = [name for name in ("cut", "failed") if any(getattr(row, name) for row in rows)]
-    for name in ("right", "95% interval", "tokens", "thinking", *more, "seconds"):
+    reads = ("deferred", "by fallback", "GB read") if len(weights) > 1 else ()
+    for name in ("right", "95% interval", "tokens", "thinking", *more, *reads, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for _, of in groupby(rows, key=lambda row: row.curve):
         for row in of:
             table.add_row(
                 row.name, f"{row.share:.1%}", f"{row.low:.1%} – {row.high:.1%}", f"{row.tokens:.0f}",
-                f"{row.thinking:.0f}", *(str(getattr(row, name)) for name in more), f"{row.seconds:.1f}",
+                f"{row.thinking:.0f}", *(str(getattr(row, name)) for name in more), *_reads(row, weights),
+                f"{row.seconds:.1f}",
             )  # fmt: skip
         table.add_section()
     return table
+
+
+def _weights(settings: Settings) -> list[int]:
+    """Returns the bytes of the model's weights, and of its fallback weights where it has some."""
+    from engine.model.memory import needs_of
+
+    fallback = settings.engine_fallback()
+    return [] if fallback is None else [needs_of(each).weights for each in (settings.engine_config(), fallback.config)]
+
+
+def _reads(row: MeasuredWay, weights: Sequence[int]) -> list[str]:
+    """Returns the cells of fallback weights. A token that is decoded alone reads all weights once. A deferral reads
+    both once more: for the token that is dropped, and for the prefill."""
+    if not weights:
+        return []
+    first, fallback = weights
+    deferred = row.deferred / row.n
+    read = (row.tokens - row.fallback + deferred) * first + (row.fallback + deferred) * fallback
+    return [f"{deferred:.0%}", f"{row.fallback:.0f}", f"{read / 1e9:.2f}"]
 
 
 def curves_of(rows: Sequence[MeasuredWay]) -> list[Curve]:

@@ -30,7 +30,7 @@ def run(file: Path, settings: Settings, force: bool) -> int:
 
 
 async def _replayed(trace: Trace, settings: Settings, force: bool) -> int:
-    async with await Engine.start(settings.engine_config()) as engine:
+    async with await Engine.start(settings.engine_config(), fallback=settings.engine_fallback()) as engine:
         served = ServedModel(engine, settings.model, settings.served_model_name, settings.tool_call_parser)
         if served.name != trace.model:
             print(f"The trace is of {trace.model}, this is {served.name}: other tokens are to be expected.")

@@ -179,6 +179,7 @@ async def _open_library(settings: Settings) -> Library:
 async def _start_models(settings: Settings, report: Callable[[str], None]) -> ModelRegistry:
     from app.answering.model_registry import (
         ModelRegistry,  # torch comes with it: not before port and data directory are ours
+        fallback_memory,
     )
 
     count = 1 + len(settings.models)
@@ -187,6 +188,8 @@ async def _start_models(settings: Settings, report: Callable[[str], None]) -> Mo
     def begin(model: str) -> None:
         report(f"Loading {model}" if count == 1 else f"Loading {model} ({next(numbers)} of {count})")
 
+    if (fallback := settings.engine_fallback()) is not None:
+        print(await asyncio.to_thread(fallback_memory, settings.engine_config(), fallback), file=sys.stderr, flush=True)
     return await ModelRegistry.start(settings, begin)
 
 

@@ -102,7 +102,8 @@ class LocalChat:
         from app.answering.served_model import ServedModel
         from engine import Engine
 
-        return cls(ServedModel(await Engine.start(settings.engine_config()), settings.model))
+        engine = await Engine.start(settings.engine_config(), fallback=settings.engine_fallback())
+        return cls(ServedModel(engine, settings.model))
 
     async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
         from engine import Span

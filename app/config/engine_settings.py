@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +13,7 @@ from app.config.names import BadSetting, setting
 
 if TYPE_CHECKING:
     from engine import EngineConfig
+    from engine.config import Fallback
 
 
 class EngineSettings(BaseModel):
@@ -114,6 +116,24 @@ class EngineSettings(BaseModel):
         "`int4` is refused. On a GPU in `bfloat16` or `float16`, where neither has been measured yet",
         accepts="none, int8 or int4",
     )
+    fallback_model: str | None = setting(
+        None,
+        "[fallback weights](#fallback-weights): a model of the same tokenizer that goes on where the first is not sure",
+        more="often `model` itself, without its `quantization`",
+        accepts="a model directory, a .gguf file, or a Hugging Face Hub name",
+        min_length=1,
+    )
+    fallback_quantization: Literal["none", "int8"] = setting(
+        "none", "rounds the fallback weights at load, as `quantization` does the first", accepts="none or int8"
+    )
+    fallback_confidence: float = setting(
+        0.3,
+        "the probability of the likeliest token below which the fallback weights go on",
+        more="0 leaves every answer to the first weights but those of the strategy `fallback`",
+        accepts="a probability, 0 to 1",
+        ge=0,
+        le=1,
+    )
     deterministic: bool = setting(
         False, "a request gets the same bits [whatever else runs](#the-same-tokens)", accepts="true or false"
     )
@@ -164,6 +184,34 @@ class EngineSettings(BaseModel):
                 f"api_workers is {self.api_workers}, and the engine runs in a thread of one process, where others "
                 "cannot reach it; accepted: --engine process beside it, or 1."
             )
+
+    def fallback_of(self, config: EngineConfig) -> Fallback | None:
+        """Returns the fallback weights beside those of `config`; None where there are none.
+
+        Raises:
+            BadSetting: they are the same weights, or several processes are to share them.
+        """
+        from engine.config import Fallback
+
+        if self.fallback_model is None:
+            given = sorted(name for name in self.model_fields_set if name.startswith("fallback_"))
+            if given:
+                raise BadSetting(f"{given[0]} is set and fallback_model is not; accepted: both, or neither.")
+            return None
+        if self.api_workers > 1:
+            raise BadSetting(
+                f"api_workers is {self.api_workers}, and fallback weights are one process's; accepted: 1 with "
+                "fallback_model."
+            )
+        path = find_model(self.fallback_model)
+        if (path, self.fallback_quantization) == (config.model, config.quantization):
+            raise BadSetting(
+                f"fallback_model is {self.fallback_model!r} in the quantization of model, so it has the same weights; "
+                'accepted: another model, or quantization "int8" or "int4".'
+            )
+        kv_dir = None if config.kv_dir is None else f"{config.kv_dir}-fallback"  # the same tokens have other K/V
+        other = replace(config, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir)
+        return Fallback(other, self.fallback_confidence)
 
     def config_of(self, model: str, data_dir: Path) -> EngineConfig:
         """The engine's part of the settings, for one model. Imports the engine, and so torch."""

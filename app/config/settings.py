@@ -23,6 +23,7 @@ from app.config.sections import AccessSettings, AnswerSettings, LimitSettings, O
 
 if TYPE_CHECKING:
     from engine import EngineConfig
+    from engine.config import Fallback
 
 
 _NO_FILE: Mapping[str, Any] = MappingProxyType({})
@@ -107,6 +108,18 @@ class Settings(
     @property
     def resolved_data_dir(self) -> Path:
         return (self.data_dir or default_data_dir()).expanduser()
+
+    def engine_fallback(self) -> Fallback | None:
+        """Returns the first model's fallback weights, None where there are none. Imports the engine, and so torch.
+
+        Raises:
+            BadSetting: they cannot be had with the other settings.
+        """
+        if self.fallback_model is not None and self.models:
+            raise BadSetting(
+                f"fallback_model and models are both set ({', '.join(self.models)}); accepted: one of them."
+            )
+        return self.fallback_of(self.engine_config())
 
     def engine_config(self, model: str | None = None) -> EngineConfig:
         """The engine's part of the settings, for the first model or another. Imports the engine, and so torch."""

@@ -143,7 +143,7 @@ class EngineCore:
     def _handle_for(self, seq: SequenceState, command: m.Command) -> None:
         match command:
             case m.Append():
-                seq.append(list(command.tokens), generated=False)
+                seq.append(list(command.tokens), generated=command.generated)
             case m.Generate():
                 self._generate(seq, command)
             case m.CompileDone():
@@ -241,7 +241,7 @@ class EngineCore:
             max_tokens=command.max_tokens,
             stop_ids=stop_ids,
             prompt_tokens=len(seq),
-            greedy=is_greedy(span.sampling) and span.logprobs is None,
+            greedy=is_greedy(span.sampling) and span.logprobs is None and not span.min_confidence,
             looks_back=looks_back(span.sampling),
             reading_prompt=span.prompt_logprobs is not None and not command.begun,
             prompt_logprobs=[None],

@@ -47,6 +47,7 @@ class Restore:
 class Append:
     sequence: int
     tokens: tuple[int, ...]
+    generated: bool = False  # sampled by another core
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Generate:
     begun: bool = False
     followers: tuple[int, ...] = ()
     log_weights: tuple[float, ...] = ()
+    fallback: bool = False  # to be run by the fallback weights from its start; for the link alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,13 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Deferred:
+    """Reports that a span ended before a token of which the model was not surer than its `min_confidence`."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapped:
     request: int
     data: bytes
@@ -249,7 +258,10 @@ class StatsReply:
     stats: Stats
 
 
-Reply = PromptProgress | OutputPiece | Scored | Ready | RequestRefused | RequestFailed | Closed | Snapped | StatsReply
+Reply = (
+    PromptProgress | OutputPiece | Scored | Ready | RequestRefused | RequestFailed | Deferred | Closed | Snapped
+    | StatsReply
+)  # fmt: skip
 
 _CLIENT_SHIFT = 48
 NOBODY = 0  # a request whose reply is ignored

@@ -304,9 +304,13 @@ class OutputProcessor:
             if begun.ahead and not job.open:  # the token before began a constrained section
                 self._ending.resample(seq)
                 continue
+            if job.defers(logprobs.get(at)):
+                self._ending.finish(seq)
+                self._emit(m.Deferred(job.id))
+                continue
             produced = job.produced
             try:
-                goes_on = self._span_state.take(seq, job, token, logprobs.get(at))
+                goes_on = self._span_state.take(seq, job, token, job.requested(logprobs.get(at)))
             except ConstraintFailed as failure:
                 self.fail(seq, job, failure)
                 continue

@@ -7,9 +7,10 @@ whether it goes on after the next token; the scheduler knows nothing else of it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.core.mixture import Mixture
 from engine.core.repetition import RepetitionDetector
@@ -62,6 +63,18 @@ class SpanJob:
         if self.looks_back or not self.open or self.mixture is not None:
             return None
         return self.produced + 1 < self.max_tokens
+
+    def defers(self, logprob: TokenLogprob | None) -> bool:
+        """Returns whether the model is not surer of the next token than the span demands: by its own likeliest token,
+        which neither a mask nor a random number changes."""
+        least = self.span.min_confidence
+        return bool(least) and logprob is not None and math.exp(logprob.top[0][1]) <= (least or 0.0)
+
+    def requested(self, logprob: TokenLogprob | None) -> TokenLogprob | None:
+        """Returns as much of a sample's log-probabilities as the span asks for."""
+        if logprob is None or self.span.logprobs is None:
+            return None
+        return logprob if self.span.logprobs else replace(logprob, top=())
 
     @property
     def open(self) -> bool:

@@ -34,7 +34,7 @@ def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampl
         counts=seq.counts,
         seen=seq.seen() if span.sampling.repetition_penalty != 1.0 else frozenset(),
         banned=job.stop_ids if early else frozenset(),
-        logprobs=span.logprobs,
+        logprobs=max(span.logprobs or 0, 1) if span.min_confidence else span.logprobs,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Literal, Protocol
 
+from engine.config import Fallback
 from engine.core import messages as m
 from engine.errors import EngineError
 
@@ -55,6 +56,7 @@ class Client(Protocol):
     """An engine as its handles see it."""
 
     max_model_len: int
+    fallback: Fallback | None
 
     def next_id(self) -> int: ...
 

@@ -100,7 +100,7 @@ class SequenceJournal:
                     self._drop(known.id)
             case m.Closed():
                 self._drop(known.id)
-            case m.Scored() | m.RequestRefused() | m.RequestFailed():
+            case m.Scored() | m.RequestRefused() | m.RequestFailed() | m.Deferred():
                 self._over(known)
 
     # -- replay to a fresh core
@@ -140,6 +140,21 @@ class SequenceJournal:
                 yield _resumed(known, known.running)
         yield from self._asked.values()
 
+    # -- another core
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._sequences
+
+    def handover(self, request: int) -> tuple[m.Restore, m.Generate] | None:
+        """Returns the commands by which another core goes on with a running span, on a copy of its sequence in no
+        scope; None where the span is over."""
+        known = self._owners.get(request)
+        if known is None or known.running is None:
+            return None
+        span = _resumed(known, known.running)
+        assert isinstance(span, m.Generate)
+        return replace(_restored(known, self._clock()), scope=None), span
+
     # -- parts
 
     def _open(self, command: m.Open) -> None:
@@ -158,9 +173,9 @@ class SequenceJournal:
 
     def _sent_to(self, known: _Known, command: m.Command) -> None:
         match command:
-            case m.Append(_, tokens):
+            case m.Append(_, tokens, generated):
                 known.tokens.extend(tokens)
-                known.generated.extend(bytes(len(tokens)))
+                known.generated.extend(bytes([generated]) * len(tokens))
             case m.Truncate(_, length):
                 del known.tokens[length:], known.generated[length:]
             case m.Fork(_, children, scope):
@@ -173,6 +188,10 @@ class SequenceJournal:
                     known.followers = [self._sequences[id] for id in command.followers if id in self._sequences]
                 known.running = _Running(command, len(known.tokens))
                 self._owners[command.request] = known
+                if isinstance(command, m.Generate):  # of another core, perhaps: it may be under way
+                    known.running.begun = command.begun
+                    known.tokens.extend(command.delivered)
+                    known.generated.extend(b"\1" * len(command.delivered))
             case m.Cancel(_, request):
                 if known.running is not None and known.running.command.request == request:
                     self._over(known)

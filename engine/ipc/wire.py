@@ -68,8 +68,8 @@ _COMMANDS: tuple[type, ...] = (
     m.GetStats, _Constraint, m.Leave, m.Stop,
 )  # fmt: skip
 _REPLIES: tuple[type, ...] = (
-    m.Loaded, Failure, m.PromptProgress, m.OutputPiece, m.Scored, m.Ready, m.RequestRefused, m.RequestFailed, m.Closed,
-    m.Snapped, m.StatsReply,
+    m.Loaded, Failure, m.PromptProgress, m.OutputPiece, m.Scored, m.Ready, m.RequestRefused, m.RequestFailed,
+    m.Deferred, m.Closed, m.Snapped, m.StatsReply,
 )  # fmt: skip
 
 

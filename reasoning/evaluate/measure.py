@@ -81,7 +81,8 @@ class MeasuredWay:
     """The result of one way: `right` of `n`; the interval `low` to `high` contains the true share with 95% confidence.
 
     `tokens` that the model wrote and `thinking` tokens of the answers that were given are means. `cut` answers ended at
-    a limit of tokens and count as wrong, as do those that `failed`. `seconds` are of all tasks together.
+    a limit of tokens and count as wrong, as do those that `failed`. `seconds` are of all tasks together. `fallback` is
+    the mean of the tokens that the engine's fallback weights sampled, in `deferred` answers.
     """
 
     name: str
@@ -96,6 +97,8 @@ class MeasuredWay:
     cut: int
     failed: int
     seconds: float
+    fallback: float = 0.0
+    deferred: int = 0
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class _Answered:
     thinking: int = 0
     cut: bool = False
     failed: bool = False
+    fallback: int = 0
 
 
 def wilson(right: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -163,7 +167,7 @@ async def measure(
     return MeasuredWay(
         way.name, way.curve, n, right, right / n, *wilson(right, n), sum(each.tokens for each in made) / n,
         sum(each.thinking for each in made) / n, sum(each.cut for each in made), sum(each.failed for each in made),
-        time.monotonic() - began,
+        time.monotonic() - began, sum(each.fallback for each in made) / n, sum(each.fallback > 0 for each in made),
     )  # fmt: skip
 
 
@@ -213,6 +217,7 @@ async def _answer(
                 match item:
                     case Piece():
                         made.tokens += item.spent
+                        made.fallback += item.fallback
                         made.thinking += item.spent if item.part == "thinking" else 0
                         text += item.text if item.part == "answer" else ""
                         last = item.finish_reason or last

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from app.server import create_app
 from app.wire import Patience, protocol_of
 from engine import Engine, EngineConfig, Stats
 from engine.builder import EngineParts
+from engine.config import Fallback
 from retrieval import Library
 from tests.app.gate import GatedEmbedder
 
@@ -71,10 +72,12 @@ def serving(
     also: dict[str, str] | None = None,
     patience: Patience | None = None,
     assemble: Callable[[EngineConfig], EngineParts] | None = None,
+    fallback: tuple[Path, float] | None = None,
     **changed: Any,
 ) -> Iterator[Server]:
     """With an `embedder`, documents need no weights, and users say who they are with X-User. `also`: further models.
-    `assemble` makes the engine's parts, see `Engine.start`.
+    `assemble` makes the engine's parts, see `Engine.start`. `fallback`: the model of the engine's fallback weights, and
+    the least confidence.
 
     `changed` are other settings. The model chooses its tools unless a test says otherwise.
     """
@@ -91,7 +94,9 @@ def serving(
         config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
         registry = also or settings.remote
-        async with await (ModelRegistry.start(several) if registry else Engine.start(config, assemble)) as running:
+        other = None if fallback is None else Fallback(replace(config, model=str(fallback[0])), fallback[1])
+        starting = ModelRegistry.start(several) if registry else Engine.start(config, assemble, other)
+        async with await starting as running:
             engine = running.default.engine if isinstance(running, ModelRegistry) else running
             library = None if embedder is None else Library.open(data / "documents", embedder)
             app = create_app(running, settings, library=library)

@@ -62,6 +62,21 @@ def test_a_table_json_and_a_plot(ponder: Ponder, tmp_path: Path) -> None:
     assert "1/5 plain: 75.0%" in shown.stderr
 
 
+def test_fallback_weights_have_columns(ponder: Ponder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "sums.jsonl", *TASKS)
+    sweep = 'fallback:{"min_confidence": [0, 1]}'
+    monkeypatch.setenv("PONDER_FALLBACK_MODEL", str(PEBBLE))
+    ways = ("--model", str(PEBBLE.parent / "pebble-draft"), "--strategy", sweep, "--json", "rows.json")
+    shown = ponder(file, *ways)
+    assert shown.exit_code == 0, shown.output
+    never, always = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert (never["deferred"], never["fallback"]) == (0, 0) and always["deferred"] == 4
+    assert 0 < always["fallback"] <= always["tokens"] and always["right"] == 3  # as pebble alone
+    assert all(column in shown.stdout for column in ("deferred", "by fallback", "GB read", "100%"))
+    monkeypatch.setenv("PONDER_FALLBACK_CONFIDENCE", "0.1")
+    assert "fallback_confidence 0.3 (now 0.1)" in ponder(file, *ways).stderr
+
+
 def test_rows_that_are_there_are_not_measured_again(ponder: Ponder, tmp_path: Path) -> None:
     file, kept = write(tmp_path / "sums.jsonl", *TASKS[:2]), tmp_path / "rows.json"
     assert ponder(file, "--strategy", "plain", "--json", "rows.json").exit_code == 0

@@ -37,13 +37,14 @@ BODY = Sequence(
 SPAN = Span(
     Sampling(0.5, 3, 0.9, 0.1, 1.1, 0.2, 0.3, {7: -1.5}, -(2**62)), 9, 2, ("stop", "é"), (1, 2), True, False, 3, 0,
     Constrained(BODY, Layout(begin=5, end=6, several=True, breaks=frozenset({10, 13}), think=(3, 4))),
-    RepetitionDetection(32, 2, 6),
+    RepetitionDetection(32, 2, 6), 0.25,
 )  # fmt: skip
 BIG = m.first_id(3)
 COMMANDS: list[m.Command] = [
     m.Open(BIG, (1, 2), "tenant", -1, 2.5),
     m.Restore(BIG, None, (1, 2), b"\0\1", "", 0, None, 2**64 - 1, 4, 2),
     m.Append(BIG, ()),
+    m.Append(BIG, (5,), generated=True),
     m.Generate(BIG, BIG + 1, SPAN, -5, 9, (4, 5), True),
     m.Generate(BIG, BIG + 1, Span(), 2**63 - 1, 9),
     m.Generate(BIG, BIG + 1, Span(constraint=Constrained(BODY, Layout(begin=5, free=True), JSON_OBJECT)), 1, 9),
@@ -63,12 +64,15 @@ COMMANDS: list[m.Command] = [
 LOGPROB = TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0)))
 REPLIES: list[m.Reply] = [
     m.PromptProgress(1, Prefill(1, 2, 3)),
-    m.OutputPiece(1, SpanOutput((1, 2), "text\ufffd", (LOGPROB,), (None, LOGPROB), "stop", "stop", 3, 2, "body", 1)),
+    m.OutputPiece(
+        1, SpanOutput((1, 2), "text\ufffd", (LOGPROB,), (None, LOGPROB), "stop", "stop", 3, 2, "body", 1, True)
+    ),
     m.OutputPiece(1, SpanOutput(stop_reason=5, finish_reason="deadline")),
     m.Scored(1, ((-1.0, -2.0), (float("-inf"),))),
     m.Ready(1),
     m.RequestRefused(1, ("why",), True),
     m.RequestFailed(1, "why"),
+    m.Deferred(1),
     m.Closed(1, "why"),
     m.Snapped(2, b"\0\xff"),
     m.StatsReply(1, Stats(waiting=3, step_seconds=1.5)),
