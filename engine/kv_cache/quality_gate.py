@@ -131,7 +131,8 @@ def check_int4(
     found = None if path is None else _kept(path, key)
     if found is None:
         length = min(LENGTH, decoder.spec.max_position_embeddings)
-        prompts = [prompt[: length // 2] for prompt in _prompts(tokenizer)]
+        last = decoder.spec.vocab_size - 1  # a tokenizer may have more ids than the model has embeddings
+        prompts = [[min(id, last) for id in prompt[: length // 2]] for prompt in _prompts(tokenizer)]
         texts = write_texts(decoder, prompts, length)
         first = min(map(len, prompts))
         found = divergence(decoder, texts, cache_for(decoder, len(prompts), length, "int4"), first)
