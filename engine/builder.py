@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConfig
+from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConfig, KvDType
 from engine.core.engine_core import EngineCore
 from engine.core.gpu_sampler import warm_up
 from engine.core.messages import Loaded
@@ -20,7 +20,8 @@ from engine.kernels import cpu
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.disk_tier import kept_secret
 from engine.kv_cache.offload import build_offload
-from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.kv_cache.quality_gate import check_int4
+from engine.kv_cache.quantized_cache import INT4_GROUP, INT4_MAX_WIDTH, QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
 from engine.model import native_layers
 from engine.model.batch import Batch, KVCache
@@ -74,8 +75,8 @@ def build(config: EngineConfig) -> EngineParts:
     threads = config.threads or (1 if small else _TORCH_THREADS)
     use_threads(threads, device)
     kernels = config.kernels
-    if kernels == "auto" and config.kv_dtype != "auto" and device.type == "cpu":
-        kernels = "torch"  # our own attention reads K/V of 16 bits
+    if kernels == "auto" and config.kv_dtype in ("int8", "fp8") and device.type == "cpu":
+        kernels = "torch"  # our own attention reads K/V of 16 and of 4 bits
     decoder = load_decoder(
         path,
         dtype=dtype,
@@ -92,9 +93,7 @@ def build(config: EngineConfig) -> EngineParts:
         message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
         raise InvalidParameter("deterministic", message)
     spec = decoder.spec
-    if spec.conv_layers and config.kv_dtype != "auto":
-        message = f"kv_dtype is {config.kv_dtype}, but {path.name} has short convolutions; accepted: auto."
-        raise InvalidParameter("kv_dtype", message)
+    _check_kv_dtype(config.kv_dtype, decoder, path.name)
     declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:
         raise InvalidParameter(
@@ -102,6 +101,10 @@ def build(config: EngineConfig) -> EngineParts:
             f"max_model_len is {config.max_model_len}; accepted: 1 to {declared}, the model's positions.",
         )
     max_model_len = config.max_model_len or min(declared, MAX_LEN_BY_DEFAULT)
+    numerics = _numerics(config, decoder, threads)
+    tokenizer, model = Tokenizer.load(path), fingerprint(path)
+    if config.kv_dtype == "int4":
+        check_int4(decoder, tokenizer, config, model, numerics)
     blocks = _kv_blocks(config, decoder, device, max_model_len)
     kv: KVCache | QuantizedCache
     if config.kv_dtype == "auto":
@@ -111,12 +114,12 @@ def build(config: EngineConfig) -> EngineParts:
         kv = QuantizedCache(*shape, dtype, device, config.kv_dtype)
     if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
         _warm_up(decoder, kv, device)
-    numerics = _numerics(config, decoder, threads)
-    log.info("%s on %s in %s: %s kernels, %d blocks of K/V", path.name, device, dtype, numerics.kernels, blocks)
-    tokenizer = Tokenizer.load(path)
+    log.info(
+        "%s on %s in %s: %s kernels, %d blocks of K/V, %d bytes a token",
+        path.name, device, dtype, numerics.kernels, blocks, kv.block_nbytes // config.block_size,
+    )  # fmt: skip
     compiler = default_compiler(tokenizer, spec.vocab_size)
     compiler.warm()
-    model = fingerprint(path)
     pool = BlockPool(blocks, config.kv_tenant_share)
     core = EngineCore(
         config,
@@ -144,6 +147,25 @@ def build(config: EngineConfig) -> EngineParts:
             fingerprint=model,
         ),
     )
+
+
+def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:
+    """Raises InvalidParameter where the model or its device cannot have a cache of this number format."""
+    spec = decoder.spec
+    if kv_dtype == "auto":
+        return
+    if spec.conv_layers:
+        why, accepted = f"{model} has short convolutions", "auto"
+    elif kv_dtype != "int4":
+        return
+    elif decoder.device.type != "cpu" or decoder.on_gpu:
+        why, accepted = "the Triton kernels and torch on CUDA read K/V of 16 or 8 bits", "auto, int8 or fp8"
+    elif spec.head_dim % INT4_GROUP or spec.head_dim > INT4_MAX_WIDTH:
+        limit = f"multiples of {INT4_GROUP} up to {INT4_MAX_WIDTH} are quantized to 4 bits"
+        why, accepted = f"the heads of {model} have {spec.head_dim} components, and {limit}", "auto, int8 or fp8"
+    else:
+        return
+    raise InvalidParameter("kv_dtype", f"kv_dtype is {kv_dtype}, but {why}; accepted: {accepted}.")
 
 
 def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:

@@ -9,7 +9,7 @@ from engine.errors import InvalidParameter
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoopName = Literal["auto", "plain", "overlapped"]
-KvDType = Literal["auto", "int8", "fp8"]
+KvDType = Literal["auto", "int8", "fp8", "int4"]
 RunsIn = Literal["thread", "process"]
 QuantizationName = Literal["none", "int8", "int4"]
 KernelName = Literal["auto", "torch", "triton"]
@@ -39,7 +39,11 @@ class EngineConfig:
     kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
     kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
     kv_dtype: KvDType = (
-        "auto"  # auto: the model's; int8, fp8: about twice as many tokens of 16 bits, a little less exact
+        "auto"  # auto: the model's; int8, fp8: twice as many tokens as in 16 bits; int4, on a CPU: 3 times
+    )
+    kv_max_kl: float = 0.02  # nats a token that kv_dtype int4 may cost; a model that it costs more is refused
+    probe_dir: str | None = (
+        None  # a directory that keeps what a model was measured to lose; None: measured at each start
     )
     kv_host_bytes: int = 0  # of memory outside of the pool, for offloaded blocks; on a CPU kv_bytes is better
     kv_disk_bytes: int = 0  # of files in kv_dir, below both; they are found again after a restart
@@ -110,7 +114,9 @@ class EngineConfig:
             message = "kv_tenant_share is set and prefix_cache is off; accepted: prefix_cache on, or kv_tenant_share 1."
             raise InvalidParameter("kv_tenant_share", message)
         if self.kv_dtype not in get_args(KvDType):
-            raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8, fp8.")
+            raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8, fp8, int4.")
+        if not self.kv_max_kl > 0:
+            raise InvalidParameter("kv_max_kl", f"kv_max_kl is {self.kv_max_kl}; accepted: more than 0 nats a token.")
         for name in ("kv_host_bytes", "kv_disk_bytes"):
             value = getattr(self, name)
             if value < 0:

@@ -46,12 +46,21 @@ class EngineSettings(BaseModel):
         unset="from `kv_bytes`",
         ge=2,
     )
-    kv_dtype: Literal["auto", "int8", "fp8"] = setting(
+    kv_dtype: Literal["auto", "int8", "fp8", "int4"] = setting(
         "auto",
-        "the KV cache's number format: the model's, or `int8` or `fp8` for twice as many tokens",
-        more="twice as many of a 16-bit model in the same memory, and "
-        "[a little less exact](performance.md#keys-and-values-in-8-bits)",
-        accepts="auto (the model's), int8 or fp8",
+        "the KV cache's number format: the model's, or `int8` or `fp8` for twice as many tokens, `int4` for 3 times",
+        more="as many as of a 16-bit model in the same memory, and "
+        "[less exact](performance.md#keys-and-values-in-8-or-4-bits). `int4` is for a CPU, for heads of a multiple of "
+        "32 components, and refused where it costs more than `kv_max_kl`",
+        accepts="auto (the model's), int8, fp8 or int4",
+    )
+    kv_max_kl: float = setting(
+        0.02,
+        'nats a token that `kv_dtype = "int4"` may cost',
+        more="the KL divergence from the same model with K/V of its own format, measured when it is first loaded so; "
+        "above it the server refuses to start",
+        accepts="nats a token, above 0",
+        gt=0,
     )
     kv_tenant_share: float = setting(
         1.0,
@@ -226,6 +235,8 @@ class EngineSettings(BaseModel):
             kv_blocks=self.kv_blocks,
             kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
             kv_dtype=self.kv_dtype,
+            kv_max_kl=self.kv_max_kl,
+            probe_dir=str(data_dir),
             kv_tenant_share=self.kv_tenant_share,
             kv_host_bytes=int(self.kv_host_bytes),
             kv_disk_bytes=int(self.kv_disk_bytes),

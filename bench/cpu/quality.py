@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from bench.kv.cache_quality import own_texts, read_window
-from engine.kv_cache.quantized_cache import QuantizedCache
-from engine.model.batch import KVCache
-from engine.model.decoder import load_decoder
+from bench.kv.cache_quality import WINDOW, own_texts, read_window
+from engine.kv_cache.quality_gate import cache_for
+from engine.model.decoder import Decoder, load_decoder
 
 FORMS: dict[str, dict[str, Any]] = {  # Any: arguments of load_decoder
     "bfloat16": {"dtype": torch.bfloat16},
@@ -24,14 +23,17 @@ FORMS: dict[str, dict[str, Any]] = {  # Any: arguments of load_decoder
 def measure(model: Path, windows: int = 10) -> dict[str, dict[str, float]]:
     """Each form's distance from the distributions in float32, and the share of the same likeliest token."""
     texts = asyncio.run(own_texts(model, windows))
-    kind: type[KVCache] | type[QuantizedCache] = KVCache
-    exact = torch.cat([read_window(load_decoder(model, dtype=torch.float32), text, kind) for text in texts])
+    exact = _read(load_decoder(model, dtype=torch.float32), texts)
     made = {}
     for name, how in FORMS.items():
         decoder = load_decoder(model, **how)
-        found = torch.cat([read_window(decoder, text, kind) for text in texts])
+        found = _read(decoder, texts)
         made[name] = {
             "kl_nats": float((exact.exp() * (exact - found)).sum(-1).mean()),
             "same_likeliest": float((exact.argmax(-1) == found.argmax(-1)).float().mean()),
         }
     return made
+
+
+def _read(decoder: Decoder, texts: list[list[int]]) -> torch.Tensor:
+    return torch.cat([read_window(decoder, text, cache_for(decoder, 1, WINDOW)) for text in texts])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import cache_quality, held, hits, restart
+from bench.kv import attention_cost, cache_quality, held, hits, int4_ways, restart
 
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
 PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
@@ -26,7 +26,9 @@ WAYS: tuple[dict[str, Any], ...] = (  # Any: arguments
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
-    parser.add_argument("--only", choices=["hits", "held", "quality", "restart"], help="this part alone")
+    parser.add_argument(
+        "--only", choices=["hits", "held", "quality", "int4", "attention", "restart"], help="this part alone"
+    )
     material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
     trace = material / "data" / "traces" / "mooncake_synthetic.jsonl"
     parser.add_argument("--trace", type=Path, default=trace, help="a Mooncake trace, of PONDER_SHARED unless told")
@@ -47,6 +49,10 @@ def main() -> None:
         ]
     if options.only in (None, "quality"):
         made["quality"] = cache_quality.measure(options.model)
+    if options.only in (None, "int4"):
+        made["int4"] = int4_ways.measure(options.model)
+    if options.only in (None, "attention"):
+        made["attention"] = attention_cost.measure(options.model)
     if options.only in (None, "restart"):
         made["restart"] = asyncio.run(restart.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -77,13 +83,31 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
             )
         lines.append("")
     if "quality" in made:
-        head = "| model in | perplexity | with int8 K/V | KL, nats | same likeliest token | bytes of K/V |"
-        lines += [head, "|" + "---|" * 6]
+        head = (
+            "| model in | K/V in | perplexity | with that | KL, nats | KL, p99 | same likeliest token | bytes of K/V |"
+        )
+        lines += [head, "|" + "---|" * 8]
         for row in made["quality"]["rows"]:
             lines.append(
-                f"| {row['dtype']} | {row['perplexity']:.4f} | {row['perplexity_int8']:.4f} | {row['kl_nats']:.2e} "
-                f"| {row['same_likeliest']:.2%} | {row['bytes_ratio']:.2f} |"
+                f"| {row['dtype']} | {row['kv_dtype']} | {row['perplexity']:.4f} | {row['perplexity_quantized']:.4f} | "
+                f"{row['kl_nats']:.1e} | {row['kl_p99']:.1e} | {row['same_likeliest']:.2%} | {row['bytes_ratio']:.2f} |"
             )
+        lines.append("")
+    if "int4" in made:
+        times = made["int4"]["outliers"]
+        lines += [
+            "| 4 bits | bits a number | " + " | ".join(f"KL, keys × {each}" for each in times) + " |",
+            "|" + "---|" * (2 + len(times)),
+        ]
+        for row in made["int4"]["rows"]:
+            cells = (f"{each['kl_nats']:.1e}, {each['same_likeliest']:.1%}" for each in row["found"])
+            lines.append(f"| {row['way']} | {row['bits']} | {' | '.join(cells)} |")
+        lines.append("")
+    if "attention" in made:
+        lines += ["| K/V in | MB read by a layer | kernels | ms a layer | ratio |", "|" + "---|" * 5]
+        for row in made["attention"]["rows"]:
+            size, ms, ratio = f"{row['bytes'] / 1e6:.1f}", f"{row['ms']:.2f}", f"{row['ratio']:.2f}"
+            lines.append(f"| {row['kv_dtype']} | {size} | {row['kernels']} | {ms} | {ratio} |")
         lines.append("")
     if "restart" in made:
         row = made["restart"]

@@ -1,4 +1,4 @@
-"""Measures the quality cost of a cache in 8 bits: a model reads texts over both caches, each token given.
+"""Measures the quality cost of a cache in 8 or 4 bits: a model reads texts over both caches, each token given.
 
 The texts are the model's own, written at temperature 1 after the beginnings of our pages, so they fit any training
 data.
@@ -7,6 +7,8 @@ data.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from bench.report import ROOT
 from engine import Engine, EngineConfig, Sampling, Span
-from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.kv_cache.quality_gate import BLOCK, cache_for
+from engine.kv_cache.quantized_cache import Coding, QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.linear import default_dtype
@@ -23,7 +26,8 @@ from engine.model.linear import default_dtype
 WINDOW = 512  # tokens of a text
 BEGINNING = 32
 CHUNK = 64
-BLOCK = 16
+CODINGS: tuple[Coding, ...] = ("int8", "int4")
+Cache = KVCache | QuantizedCache
 
 
 def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSON
@@ -31,37 +35,41 @@ def measure(model: Path, windows: int = 10) -> dict[str, Any]:  # Any: plain JSO
     texts = asyncio.run(own_texts(model, windows))
     rows = []
     for dtype in dict.fromkeys((torch.float32, default_dtype(torch.device("cpu")))):
-        decoder = load_decoder(model, dtype=dtype)
-        losses, divergence, same, count = [0.0, 0.0], 0.0, 0, 0
-        for window in texts:
-            plain, quantised = (read_window(decoder, window, kind) for kind in (KVCache, QuantizedCache))
-            wanted = torch.tensor(window[1:])
-            for at, found in enumerate((plain, quantised)):
-                losses[at] -= found[:-1].gather(1, wanted[:, None]).sum().item()
-            divergence += (plain.exp() * (plain - quantised)).sum().item()
-            same += int((plain.argmax(-1) == quantised.argmax(-1)).sum())
-            count += WINDOW
-        predicted = count * (WINDOW - 1) / WINDOW
-        before, after = (float(torch.tensor(loss / predicted).exp()) for loss in losses)
-        rows.append(
-            {
-                "dtype": str(dtype).removeprefix("torch."),
-                "perplexity": before,
-                "perplexity_int8": after,
-                "kl_nats": divergence / count,
-                "same_likeliest": same / count,
-                "bytes_ratio": _bytes(decoder, QuantizedCache) / _bytes(decoder, KVCache),
-            }
-        )
+        for coding in CODINGS:  # our own kernels read no K/V of 8 bits
+            decoder = load_decoder(model, dtype=dtype, kernels="auto" if coding == "int4" else "torch")
+            found = compare(decoder, texts, partial(cache_for, decoder, 1, WINDOW, coding))
+            bytes_ratio = _bytes(decoder, coding) / _bytes(decoder, None)
+            name = str(dtype).removeprefix("torch.")
+            rows.append({"dtype": name, "kv_dtype": coding, **found, "bytes_ratio": bytes_ratio})
     return {"model": model.name, "tokens": windows * WINDOW, "rows": rows}
 
 
+def compare(decoder: Decoder, texts: list[list[int]], other: Callable[[], Cache]) -> dict[str, float]:
+    """Means over the tokens of `texts`, read over the model's own cache and over those that `other` makes."""
+    losses, divergences, same = [0.0, 0.0], [], 0
+    for window in texts:
+        plain = read_window(decoder, window, cache_for(decoder, 1, WINDOW))
+        quantized = read_window(decoder, window, other())
+        wanted = torch.tensor(window[1:])
+        for at, found in enumerate((plain, quantized)):
+            losses[at] -= found[:-1].gather(1, wanted[:, None]).sum().item()
+        divergences.append((plain.exp() * (plain - quantized)).sum(-1))
+        same += int((plain.argmax(-1) == quantized.argmax(-1)).sum())
+    all_kl = torch.cat(divergences)
+    before, after = (float(torch.tensor(loss / (len(all_kl) - len(texts))).exp()) for loss in losses)
+    return {
+        "perplexity": before,
+        "perplexity_quantized": after,
+        "kl_nats": float(all_kl.mean()),
+        "kl_p99": float(all_kl.quantile(0.99)),
+        "same_likeliest": same / len(all_kl),
+    }
+
+
 @torch.inference_mode()
-def read_window(decoder: Decoder, window: list[int], kind: type[KVCache] | type[QuantizedCache]) -> Tensor:
+def read_window(decoder: Decoder, window: list[int], kv: Cache) -> Tensor:
     """Log-probabilities after each token, (tokens, vocabulary) float32."""
-    blocks = WINDOW // BLOCK
-    kv = _cache(decoder, kind, blocks + 1)
-    table = torch.arange(1, blocks + 1)[None]
+    table = torch.arange(1, WINDOW // BLOCK + 1)[None]
     found = []
     for start in range(0, len(window), CHUNK):
         positions = torch.arange(start, start + CHUNK)
@@ -71,13 +79,8 @@ def read_window(decoder: Decoder, window: list[int], kind: type[KVCache] | type[
     return torch.cat(found)
 
 
-def _cache(decoder: Decoder, kind: type[KVCache] | type[QuantizedCache], blocks: int) -> KVCache | QuantizedCache:
-    spec = decoder.spec
-    return kind(spec.layers, blocks, BLOCK, spec.kv_heads, spec.head_dim, decoder.dtype, decoder.device)
-
-
-def _bytes(decoder: Decoder, kind: type[KVCache] | type[QuantizedCache]) -> int:
-    return _cache(decoder, kind, 1).block_nbytes
+def _bytes(decoder: Decoder, coding: Coding | None) -> int:
+    return cache_for(decoder, 1, BLOCK, coding).block_nbytes
 
 
 async def own_texts(model: Path, count: int) -> list[list[int]]:

@@ -177,8 +177,8 @@ class Decoder:
             return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
         x = self.embed(batch.token_ids)
         if self._cpu is not None:
-            assert isinstance(kv, KVCache), (
-                "the CPU's own kernels read K/V of 16 bits; such a decoder is loaded with kernels='torch'"
+            assert isinstance(kv, KVCache) or kv.coding == "int4", (
+                "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
             self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions))
             return x
@@ -244,12 +244,14 @@ class Decoder:
         # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
         row, side = joined.shape[1], kv_heads * width
         new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
+        queries = qkv[:, :heads]
         if isinstance(cache, QuantizedLayer):
             cache.store(plan.batch.slots, new)
+            queries = cache.of_queries(queries)
         else:
             cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
         attended = self._attend(
-            qkv[:, :heads],
+            queries,
             cache,
             plan,
             window=layer.window,

@@ -16,6 +16,7 @@ from engine.errors import InvalidParameter
 from engine.families import family_of
 from engine.kernels import cpu
 from engine.kernels.quantized import GROUP
+from engine.kv_cache.quantized_cache import head_bytes
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, resolve
 from engine.model.model_spec import ModelSpec
@@ -50,9 +51,8 @@ def loaded_bytes(
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
-    """Returns the bytes of one K/V block, of `block_size` tokens in all layers. In int8 each head of a token has a
-    scale too."""
-    head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else spec.head_dim + torch.float32.itemsize
+    """Returns the bytes of one K/V block, of `block_size` tokens in all layers, with the scales of quantized ones."""
+    head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else head_bytes(spec.head_dim, kv_dtype)
     convolutions = len(spec.conv_layers)
     token = 2 * (spec.layers - convolutions) * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
     return token * block_size

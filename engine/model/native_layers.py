@@ -25,6 +25,7 @@ from engine.kernels.cpu.binding import (
     TiledWeight,
     pointer,
 )
+from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Packing, multiplies_int8
@@ -57,7 +58,7 @@ def refusal(quantization: QuantizationName, spec: ModelSpec, dtype: torch.dtype,
     elif spec.attention_softcap is not None or not _whole(spec):
         why = "the CPU kernels do not run this model: its scores are capped, or a width is no multiple of 32"
     else:
-        why = "kernels is torch, or K/V is int8"
+        why = "kernels is torch, or K/V is in 8 bits"
     others = "none or int8" if multiplies_int8() else "none"
     return (
         f"quantization is {quantization}, which our own CPU kernels run here, but {why}; accepted: {others}, or a "
@@ -160,7 +161,7 @@ class CpuLayers:
         self,
         states: Tensor,
         batch: Batch,
-        kv: KVCache,
+        kv: KVCache | QuantizedCache,
         rotations: Mapping[Rope, Tensor],
         of_queries: Mapping[Rope, Tensor],
     ) -> None:
@@ -170,6 +171,10 @@ class CpuLayers:
         turned = [each[rope].data_ptr() for rope in self._ropes for each in (rotations, of_queries)]
         turns = (ctypes.c_void_p * len(turned))(*turned)
         caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
+        scales = (ctypes.c_void_p * len(self._layers))(*kv.scale_addresses) if isinstance(kv, QuantizedCache) else None
+        first, last = (
+            kv.tensors[each].stride(1) for each in (0, -1)
+        )  # of codes and scales, or of K/V and convolutions
         step = StepStruct(
             len(states),
             len(batch.context_lens),
@@ -183,7 +188,10 @@ class CpuLayers:
             ctypes.addressof(turns),
             states.data_ptr(),
             ctypes.addressof(caches),
-            *(kv.tensors[each].stride(1) for each in (0, -1)),
+            None if scales is None else ctypes.addressof(scales),
+            first,
+            0 if scales is None else last,
+            last if scales is None else 0,
         )
         if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step)):
             raise MemoryError("No memory for the activations of a step.")

@@ -20,6 +20,16 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Widths that our own CPU kernels run."""
+    path = tmp_path_factory.mktemp("models") / "random-wide"
+    sizes = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160}
+    tiny.build("Qwen3Config", "Qwen3ForCausalLM", sizes).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def random_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Experts in the place of MLPs."""
     path = tmp_path_factory.mktemp("models") / "random-qwen3-moe"

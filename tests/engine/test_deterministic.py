@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine.config import KvDType
 from tests.engine.model import tiny
 
 pytestmark = pytest.mark.slow
@@ -69,14 +70,15 @@ async def answers(path: Path, asked: list[Request], *, at_once: int, **config: A
         return await asyncio.gather(*(one(request) for request in asked))
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
 @pytest.mark.parametrize(
     ("dtype", "kernels"), [("bfloat16", "auto"), ("bfloat16", "torch"), ("float32", "torch")], ids=str
 )
 async def test_mixes_chunks_and_the_cache_change_no_bit(
-    checkpoint: Path, dtype: Literal["bfloat16", "float32"], kernels: Literal["auto", "torch"]
+    checkpoint: Path, dtype: Literal["bfloat16", "float32"], kernels: Literal["auto", "torch"], kv_dtype: KvDType
 ) -> None:
     asked = requests(REQUESTS if kernels == "auto" else REQUESTS // 4)
-    same = {"dtype": dtype, "kernels": kernels}
+    same = {"dtype": dtype, "kernels": kernels, "kv_dtype": kv_dtype, "kv_max_kl": 1.0}
     alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False, **same)
     shuffled = list(range(len(asked)))
     random.Random(1).shuffle(shuffled)
@@ -102,10 +104,12 @@ async def test_without_it_the_torch_kernels_do_depend_on_the_batch(checkpoint: P
     assert await answers(checkpoint, asked, at_once=40, max_batch_tokens=75, **same) != alone
 
 
-async def test_preemption_changes_no_bit(checkpoint: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
+async def test_preemption_changes_no_bit(checkpoint: Path, kv_dtype: KvDType) -> None:
     asked = requests(40)
-    alone = await answers(checkpoint, asked, at_once=1, prefix_cache=False)
-    assert await answers(checkpoint, asked, at_once=40, kv_blocks=24, prefix_cache=False) == alone
+    same = {"prefix_cache": False, "kv_dtype": kv_dtype, "kv_max_kl": 1.0}
+    alone = await answers(checkpoint, asked, at_once=1, **same)
+    assert await answers(checkpoint, asked, at_once=40, kv_blocks=24, **same) == alone
 
 
 async def test_torch_on_a_gpu_refuses_it(checkpoint: Path) -> None:

@@ -44,7 +44,6 @@ class Task {
     context_ = a.contexts[row];
     // position of token t of the batch is t + offset
     offset_ = context_ - a.starts[row + 1];
-    stride_ = a.kv_heads * a.width;
     begin_ = chunk_of_first(first);
   }
 
@@ -79,9 +78,7 @@ class Task {
       for (int64_t i = 0; i < heads; ++i) {
         at_head(first_head + i, i);
         look_ahead(next, i * kChunk / heads, (i + 1) * kChunk / heads, first_head, heads);
-        const bf16* tiles[4];
-        for (int tile = 0; tile < 4; ++tile) tiles[tile] = keys + i * of_head + tile * 16 * a_.width;
-        score(tiles, {a_.width * 2, a_.width * 2, a_.width * 2, a_.width * 2}, all[i].columns);
+        score_rows(keys + i * of_head, all[i].columns);
         weigh_in(chunk, values + i * of_head, all[i]);
       }
     }
@@ -104,9 +101,10 @@ class Task {
   };
 
   void reserve(int64_t heads, int64_t chunks) {
-    static thread_local Room values_room, work_room;
+    static thread_local Room values_room, keys_room, work_room;
     const int64_t tile = kColumns * a_.width;
     packed_values_ = values_room.aligned(chunks * kChunk * a_.width);
+    if (a_.cache.quantized()) decoded_keys_ = keys_room.aligned(chunks * kChunk * a_.width);
     bf16* work = work_room.aligned(tile * 3 * heads + tile * 2 + kChunk * a_.width + kChunk * kColumns * 3);
     all_out_ = reinterpret_cast<float*>(work);
     part_ = all_out_ + tile * heads;
@@ -128,7 +126,7 @@ class Task {
     return a_.window ? std::max<int64_t>(0, token + offset_ - a_.window + 1) / kChunk : 0;
   }
 
-  // Where the chunk's keys and values are in the cache, in elements; -1 past the context.
+  // The heads of the cache, K/V head 0 of each place, that are the chunk's keys and values; -1 past the context.
   const int64_t* find(int64_t chunk) {
     int64_t* places = places_;
     int64_t key = chunk * kChunk, block = key / a_.block_size, within = key % a_.block_size;
@@ -138,7 +136,7 @@ class Task {
         places[k] = -1;
         continue;
       }
-      places[k] = (table[block] * a_.block_size + within) * stride_;
+      places[k] = (table[block] * a_.block_size + within) * a_.kv_heads;
       if (++within == a_.block_size) {
         within = 0;
         ++block;
@@ -172,9 +170,14 @@ class Task {
   }
 
   void advance(int64_t chunk, const int64_t* places, Progress& p) {
-    const bf16* values = pack_values(chunk, places);
-    score(places, p.columns);
-    weigh_in(chunk, values, p);
+    const int64_t room = several_ ? (chunk - begin_) * kChunk * a_.width : 0;
+    if (chunk >= packed_until_) unpack(places, packed_values_ + room, decoded_keys_ + room);
+    packed_until_ = std::max(packed_until_, chunk + 1);
+    if (a_.cache.quantized())
+      score_rows(decoded_keys_ + room, p.columns);
+    else
+      score(places, p.columns);
+    weigh_in(chunk, packed_values_ + room, p);
   }
 
   void weigh_in(int64_t chunk, const bf16* values, Progress& p) {
@@ -199,10 +202,11 @@ class Task {
   // What soften() is to fetch meanwhile: keys [from, to) of the next chunk and their values, for all heads of the task.
   void look_ahead(const int64_t* places, int64_t from, int64_t to, int64_t first_head, int64_t heads) {
     ahead_ = 0;
-    ahead_bytes_ = heads * a_.width * 2;
-    for (const bf16* cache : {a_.keys, a_.values})
+    const int64_t bytes = a_.cache.quantized() ? a_.width / 2 : a_.width * 2;  // of a head
+    ahead_bytes_ = heads * bytes;
+    for (const void* cache : {a_.cache.keys, a_.cache.values})
       for (int64_t k = from; k < std::min(to, from + kAhead / 2) && places[k] >= 0; ++k)
-        ahead_rows_[ahead_++] = reinterpret_cast<const char*>(cache + places[k] + first_head * a_.width);
+        ahead_rows_[ahead_++] = static_cast<const char*>(cache) + (places[k] + first_head) * bytes;
   }
 
   // The turn-th of 32 parts of it.
@@ -212,39 +216,84 @@ class Task {
         __builtin_prefetch(ahead_rows_[row] + byte, 0, 2);
   }
 
-  // Copies a chunk of several heads: keys to [head][64][width], values as pack_values has them to [head].
+  // Copies a chunk of several heads: keys to [head][64][width], values to [head] as pack_pair has them.
   void stage(const int64_t* places, int64_t first_head, int64_t heads, bf16* keys, bf16* values) const {
-    const int64_t from = first_head * a_.width, of_head = kChunk * a_.width;
+    const int64_t of_head = kChunk * a_.width;
     for (int k = 0; k < kChunk; ++k)
-      for (int64_t head = 0; head < heads; ++head) {
-        bf16* to = keys + head * of_head + k * a_.width;
-        const bf16* row = places[k] < 0 ? nullptr : a_.keys + places[k] + from + head * a_.width;
-        for (int64_t w = 0; w < a_.width; w += 32)
-          store_ints(to + w, row ? load_ints(row + w) : zero_ints());
-      }
-    for (int pair = 0; pair < kChunk / 2; ++pair)
       for (int64_t head = 0; head < heads; ++head)
-        pack_pair(pair, places, from + head * a_.width, values + head * of_head);
+        copy_key(places[k], first_head + head, keys + head * of_head + k * a_.width);
+    for (int pair = 0; pair < kChunk / 2; ++pair)
+      for (int64_t head = 0; head < heads; ++head) pack_pair(pair, places, first_head + head, values + head * of_head);
   }
 
-  // Pairs of keys side by side, as tiles [chunk][2][width / 16]; keys past the context are zero.
-  const bf16* pack_values(int64_t chunk, const int64_t* places) {
-    bf16* to = packed_values_ + (several_ ? (chunk - begin_) * kChunk * a_.width : 0);
-    if (chunk < packed_until_) return to;
-    packed_until_ = chunk + 1;
-    for (int pair = 0; pair < kChunk / 2; ++pair) pack_pair(pair, places, kv_head_ * a_.width, to);
-    return to;
+  // A chunk of one head: values as pack_pair has them and, of a quantized cache, keys as [64][width].
+  void unpack(const int64_t* places, bf16* values, bf16* keys) const {
+    for (int pair = 0; pair < kChunk / 2; ++pair) pack_pair(pair, places, kv_head_, values);
+    if (a_.cache.quantized())
+      for (int k = 0; k < kChunk; ++k) copy_key(places[k], kv_head_, keys + k * a_.width);
   }
 
-  void pack_pair(int pair, const int64_t* places, int64_t within, bf16* to) const {
+  // One key as bfloat16; zeros past the context.
+  void copy_key(int64_t place, int64_t head, bf16* to) const {
+    if (place < 0) {
+      std::memset(to, 0, a_.width * sizeof(bf16));
+      return;
+    }
+    if (!a_.cache.quantized()) {
+      const bf16* row = key_at(place, head);
+      for (int64_t w = 0; w < a_.width; w += 32) store_ints(to + w, load_ints(row + w));
+      return;
+    }
+    const Codes from = codes_at(a_.cache.keys, a_.cache.key_scales, place, head);
+    for (int64_t w = 0; w < a_.width; w += kCodeGroup) {
+      Floats low, high;
+      decode_group(from.codes + w / 2, from.scales + w / kCodeGroup * 2, low, high);
+      store32(to + w, low, high);
+    }
+  }
+
+  const bf16* key_at(int64_t place, int64_t head) const {
+    return static_cast<const bf16*>(a_.cache.keys) + (place + head) * a_.width;
+  }
+
+  struct Codes {
+    const uint8_t* codes;
+    const bf16* scales;
+  };
+  Codes codes_at(const void* codes, const bf16* scales, int64_t place, int64_t head) const {
+    return {static_cast<const uint8_t*>(codes) + (place + head) * (a_.width / 2),
+            scales + (place + head) * (a_.width / kCodeGroup * 2)};
+  }
+
+  // Two values side by side, in tiles [2][width / 16] of a chunk; zeros past the context.
+  void pack_pair(int pair, const int64_t* places, int64_t head, bf16* to) const {
     const int64_t first = places[pair * 2], second = places[pair * 2 + 1];
-    const bf16* one = first >= 0 ? a_.values + first + within : nullptr;
-    const bf16* two = second >= 0 ? a_.values + second + within : nullptr;
     bf16* row = to + pair / 16 * 32 * a_.width + pair % 16 * 32;
+    if (a_.cache.quantized()) {
+      decode_pair(first, second, head, row);
+      return;
+    }
+    const bf16* values = static_cast<const bf16*>(a_.cache.values);
+    const bf16* one = first >= 0 ? values + (first + head) * a_.width : nullptr;
+    const bf16* two = second >= 0 ? values + (second + head) * a_.width : nullptr;
     for (int64_t w = 0; w < a_.width; w += 32) {
       const Ints x = one ? load_ints(one + w) : zero_ints(), y = two ? load_ints(two + w) : zero_ints();
       bf16* at = row + w / 16 * kTileElements;
       interleave(x, y, at, at + kTileElements);
+    }
+  }
+
+  void decode_pair(int64_t first, int64_t second, int64_t head, bf16* row) const {
+    const Codes one = codes_at(a_.cache.values, a_.cache.value_scales, std::max<int64_t>(first, 0), head);
+    const Codes two = codes_at(a_.cache.values, a_.cache.value_scales, std::max<int64_t>(second, 0), head);
+    for (int64_t w = 0; w < a_.width; w += kCodeGroup) {
+      Floats low[2] = {zeros(), zeros()}, high[2] = {zeros(), zeros()};
+      const int64_t scales = w / kCodeGroup * 2;
+      if (first >= 0) decode_group(one.codes + w / 2, one.scales + scales, low[0], high[0]);
+      if (second >= 0) decode_group(two.codes + w / 2, two.scales + scales, low[1], high[1]);
+      bf16* at = row + w / 16 * kTileElements;
+      store_ints(at, pair_up(low[0], low[1]));
+      store_ints(at + kTileElements, pair_up(high[0], high[1]));
     }
   }
 
@@ -255,20 +304,23 @@ class Task {
     for (int i = 0; i < 4; ++i) {
       const int64_t* keys = places + i * 16;
       if (keys[15] >= 0 && a_.block_size % 16 == 0) {
-        tiles[i] = a_.keys + keys[0] + kv_head_ * a_.width;
-        strides[i] = stride_ * 2;
+        tiles[i] = key_at(keys[0], kv_head_);
+        strides[i] = a_.kv_heads * a_.width * 2;
         continue;
       }
       bf16* rows = gathered_ + i * 16 * a_.width;
-      for (int k = 0; k < 16; ++k)
-        if (keys[k] >= 0)
-          std::memcpy(rows + k * a_.width, a_.keys + keys[k] + kv_head_ * a_.width, a_.width * 2);
-        else
-          std::memset(rows + k * a_.width, 0, a_.width * 2);
+      for (int k = 0; k < 16; ++k) copy_key(keys[k], kv_head_, rows + k * a_.width);
       tiles[i] = rows;
       strides[i] = a_.width * 2;
     }
     score(tiles, strides, columns);
+  }
+
+  // For keys that lie together, (64, width).
+  void score_rows(const bf16* keys, int columns) {
+    const bf16* tiles[4];
+    for (int tile = 0; tile < 4; ++tile) tiles[tile] = keys + tile * 16 * a_.width;
+    score(tiles, {a_.width * 2, a_.width * 2, a_.width * 2, a_.width * 2}, columns);
   }
 
   // For 16 keys of each of four tiles, rows `strides` bytes apart.
@@ -386,13 +438,13 @@ class Task {
   }
 
   const Attention& a_;
-  int64_t row_, kv_head_, first_, last_, group_, steps_, context_, offset_, stride_, begin_, packed_until_;
+  int64_t row_, kv_head_, first_, last_, group_, steps_, context_, offset_, begin_, packed_until_;
   bool several_;  // chunks of packed values, for tiles to come
   int64_t places_[kChunk];
   int ahead_ = 0;
   int64_t ahead_bytes_ = 0;
   const char* ahead_rows_[kAhead];
-  bf16 *packed_values_, *gathered_, *all_queries_, *queries_, *probabilities_;
+  bf16 *packed_values_, *decoded_keys_ = nullptr, *gathered_, *all_queries_, *queries_, *probabilities_;
   float *all_out_, *out_, *part_, *scores_;
 };
 

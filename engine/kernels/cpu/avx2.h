@@ -82,6 +82,10 @@ inline int32_t sum_of(Ints x) {
   y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
 }
+inline Ints load_bytes(const uint8_t* from) {
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return {_mm256_cvtepu8_epi32(all), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(all, all))};
+}
 inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline Ints to_ints(Floats x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline void store_bytes(int8_t* to, Ints x) {

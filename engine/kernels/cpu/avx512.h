@@ -42,6 +42,9 @@ inline Ints and_ints(Ints x, Ints y) { return _mm512_and_si512(x, y); }
 inline Ints or_ints(Ints x, Ints y) { return _mm512_or_si512(x, y); }
 inline Ints shift_right_4(Ints x) { return _mm512_srli_epi32(x, 4); }
 inline int32_t sum_of(Ints x) { return _mm512_reduce_add_epi32(x); }
+inline Ints load_bytes(const uint8_t* from) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
 inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Ints to_ints(Floats x) { return _mm512_cvtps_epi32(x); }
 inline void store_bytes(int8_t* to, Ints x) {

@@ -47,8 +47,8 @@ class StepStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("tokens", "rows", "table_stride", "block_size", "threads")),
         *((name, ctypes.c_void_p) for name in ("slots", "starts", "contexts", "tables")),
-        *((name, ctypes.c_void_p) for name in ("rotations", "states", "caches")),
-        *((name, ctypes.c_int64) for name in ("cache_elements", "conv_elements")),
+        *((name, ctypes.c_void_p) for name in ("rotations", "states", "caches", "scales")),
+        *((name, ctypes.c_int64) for name in ("cache_elements", "scale_elements", "conv_elements")),
     ]
 
 

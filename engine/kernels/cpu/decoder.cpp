@@ -42,7 +42,9 @@ struct Step {
   const float* const* rotations;  // of keys and of queries, in turn
   bf16* states;            // (tokens, hidden), changed in place
   bf16* const* caches;        // of each layer: keys, then values
-  int64_t cache_elements;     // of one layer's keys
+  bf16* const* scales;        // of each layer, likewise, where they are codes of 4 bits; else null
+  int64_t cache_elements;     // of one layer's keys, bytes of their codes
+  int64_t scale_elements;
   int64_t conv_elements;      // of one convolution's first halves
 };
 
@@ -68,8 +70,16 @@ struct Scratch {
 
 thread_local Scratch scratch;
 
-void run_layer(const Model& model, const Layer& layer, const Step& step, bf16* cache, bf16* packed, bf16* rows,
-               bf16* wide) {
+// Keys and values of a layer.
+PagedLayer cache_of(const Step& step, int64_t layer) {
+  bf16* keys = step.caches[layer];
+  if (!step.scales) return {keys, keys + step.cache_elements, nullptr, nullptr};
+  bf16* scales = step.scales[layer];
+  return {keys, reinterpret_cast<uint8_t*>(keys) + step.cache_elements, scales, scales + step.scale_elements};
+}
+
+void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed, bf16* rows, bf16* wide) {
+  const Layer& layer = model.layer[index];
   const int threads = static_cast<int>(step.threads);
   const int64_t tokens = step.tokens, hidden = model.hidden, queries = model.heads * model.width;
   const int64_t joined = queries + 2 * model.kv_heads * model.width;
@@ -79,17 +89,18 @@ void run_layer(const Model& model, const Layer& layer, const Step& step, bf16* c
     linear(packed, tokens, layer.qkv, {Output::kRows, rows, 3 * hidden, 1.0f}, threads);
     convolve(rows, tokens,
              {layer.taps, layer.tap_count, hidden, step.slots, step.tables, step.starts, step.contexts,
-              step.table_stride, step.rows, step.block_size, cache, cache + step.conv_elements},
+              step.table_stride, step.rows, step.block_size, step.caches[index],
+              step.caches[index] + step.conv_elements},
              packed, threads);
   } else {
-    bf16 *keys = cache, *values = cache + step.cache_elements;
+    const PagedLayer cache = cache_of(step, index);
     linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
     const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
                       layer.query_norm, layer.key_norm, model.eps,
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation],
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation + 1]};
-    place(rows, tokens, heads, step.slots, keys, values, threads);
-    attend({rows, joined, keys, values, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
+    place(rows, tokens, heads, step.slots, cache, threads);
+    attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
             step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
            threads);
   }
@@ -143,7 +154,7 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
   if (!scratch.memory) return -1;
   bf16* memory = reinterpret_cast<bf16*>(scratch.memory);
   for (int64_t i = 0; i < model->layers; ++i)
-    run_layer(*model, model->layer[i], *step, step->caches[i], memory, memory + packed, memory + packed + rows);
+    run_layer(*model, i, *step, memory, memory + packed, memory + packed + rows);
   return 0;
 }
 

@@ -84,6 +84,13 @@ inline Ints shift_right_4(Ints x) {
 inline int32_t sum_of(Ints x) {
   return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])));
 }
+inline Ints load_bytes(const uint8_t* from) {
+  const uint8x16_t all = vld1q_u8(from);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(all)), high = vmovl_high_u8(all);
+  const auto widened = [](uint16x4_t half) { return vreinterpretq_s32_u32(vmovl_u16(half)); };
+  return {widened(vget_low_u16(low)), widened(vget_high_u16(low)), widened(vget_low_u16(high)),
+          widened(vget_high_u16(high))};
+}
 inline Floats to_floats(Ints x) { return floats_of([](int32x4_t v) { return vcvtq_f32_s32(v); }, x); }
 inline Ints to_ints(Floats x) { return ints_of([](float32x4_t v) { return vcvtnq_s32_f32(v); }, x); }
 inline void store_bytes(int8_t* to, Ints x) {

@@ -37,14 +37,23 @@ inline float inverse_rms(const bf16* row, int64_t width, float eps) {
   return 1.0f / std::sqrt(sum_of(add(one, two)) / static_cast<float>(width) + eps);
 }
 
+inline void put16(bf16* to, Floats x) { store16(to, x); }
+inline void put16(float* to, Floats x) { store(to, x); }
+
 // One head: times `scale` and `weight` (or neither), rotated by `rotations` (or not).
-inline void turn(const bf16* from, bf16* to, int64_t width, float scale, const float* weight, const float* rotations) {
+template <typename To>
+inline void turn(const bf16* from, To* to, int64_t width, float scale, const float* weight, const float* rotations) {
   for (int64_t at = 0; at < width; at += 16) {
     Floats x = load16(from + at);
     if (weight) x = mul(mul(x, splat(scale)), load(weight + at));
     if (rotations) x = turned(x, load(rotations + at));
-    store16(to + at, x);
+    put16(to + at, x);
   }
+}
+
+// Rounds a head to the codes of a slot's K/V head.
+inline void store_codes(const float* head, int64_t width, void* codes, bf16* scales, int64_t at) {
+  encode_head(head, width, static_cast<uint8_t*>(codes) + at * (width / 2), scales + at * (width / kCodeGroup * 2));
 }
 
 // As bfloat16 holds it.
@@ -85,7 +94,7 @@ void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, con
   });
 }
 
-void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, bf16* keys, bf16* values, int threads) {
+void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, const PagedLayer& cache, int threads) {
   const int64_t row = (h.heads + 2 * h.kv_heads) * h.width, queries = h.heads * h.width, side = h.kv_heads * h.width;
   over_tokens(tokens, row, threads, [&](int64_t token) {
     bf16* of = qkv + token * row;
@@ -99,7 +108,6 @@ void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, bf16
     for (int64_t head = 0; head < h.heads + h.kv_heads; ++head) {
       bf16* from = of + head * h.width;
       const bool key = head >= h.heads;
-      bf16* to = key ? keys + slots[token] * side + (head - h.heads) * h.width : from;
       const float* weight = nullptr;
       float scale = 1.0f;
       if (h.head_norm) {
@@ -109,9 +117,31 @@ void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, bf16
         weight = key ? h.key_norm + (head - h.heads) * h.width : h.query_norm + head * h.width;
         scale = key ? key_scale : query_scale;
       }
-      turn(from, to, h.width, scale, weight, key ? key_turn : query_turn);
+      const float* rotations = key ? key_turn : query_turn;
+      const int64_t slot_head = slots[token] * h.kv_heads + head - h.heads;  // of a key
+      if (!cache.quantized()) {
+        bf16* to = key ? static_cast<bf16*>(cache.keys) + slot_head * h.width : from;
+        turn(from, to, h.width, scale, weight, rotations);
+        continue;
+      }
+      alignas(64) float turned_head[kMaxCodeWidth];
+      turn(from, turned_head, h.width, scale, weight, rotations);
+      rotate_head(turned_head, h.width);
+      if (key)
+        store_codes(turned_head, h.width, cache.keys, cache.key_scales, slot_head);
+      else
+        for (int64_t at = 0; at < h.width; at += 16) store16(from + at, load(turned_head + at));
     }
-    std::memcpy(values + slots[token] * side, of + queries + side, side * sizeof(bf16));
+    const bf16* values = of + queries + side;
+    if (!cache.quantized()) {
+      std::memcpy(static_cast<bf16*>(cache.values) + slots[token] * side, values, side * sizeof(bf16));
+      return;
+    }
+    for (int64_t head = 0; head < h.kv_heads; ++head) {
+      alignas(64) float value[kMaxCodeWidth];
+      for (int64_t at = 0; at < h.width; at += 16) store(value + at, load16(values + head * h.width + at));
+      store_codes(value, h.width, cache.values, cache.value_scales, slots[token] * h.kv_heads + head);
+    }
   });
 }
 

@@ -1,7 +1,7 @@
 // What happens to single tokens between linear layers. See rows.cpp.
 #pragma once
 
-#include "tiles.h"
+#include "attention.h"
 
 namespace ponder {
 
@@ -21,8 +21,8 @@ struct Heads {
 };
 
 // Norms and rotates queries and keys of `qkv` (tokens, (heads + 2 * kv_heads) * width): queries in place, keys and
-// values to their slots of the cache, each (slots, kv_heads, width).
-void place(bf16* qkv, int64_t tokens, const Heads& heads, const int64_t* slots, bf16* keys, bf16* values, int threads);
+// values to their slots of the cache.
+void place(bf16* qkv, int64_t tokens, const Heads& heads, const int64_t* slots, const PagedLayer& cache, int threads);
 
 struct Convolution {
   const float* taps;  // (count, width), the current token's last

@@ -46,7 +46,9 @@ void report(const std::string& name, const std::vector<T>& written) {
   for (size_t i = 0; i < 4; ++i) {
     float value;
     const uint32_t bits = sizeof(T) == 2 ? static_cast<uint32_t>(written[i]) << 16 : 0;
-    if (sizeof(T) == 2)
+    if (sizeof(T) == 1)
+      value = static_cast<float>(written[i]);
+    else if (sizeof(T) == 2)
       std::memcpy(&value, &bits, 4);
     else
       std::memcpy(&value, &written[i], 4);
@@ -108,10 +110,12 @@ void products(const std::string& name, const Made& made, Numbers numbers) {
   }
 }
 
-// Two layers on three sequences: attention over a window or all of it, then a convolution or attention.
-void layers(const std::string& name, bool grouped, bool convolves, int64_t window, Output gated) {
+// Two layers on three sequences: attention over a window or all of it, then a convolution or attention. The cache is
+// bfloat16, or codes of 4 bits.
+void layers(const std::string& name, bool grouped, bool convolves, int64_t window, Output gated, bool coded = false) {
   Numbers numbers{static_cast<uint64_t>(1000 + window)};
-  const int64_t hidden = 128, heads = 4, kv_heads = 2, width = 32, intermediate = 96, block_size = 16;
+  const int64_t hidden = 128, heads = coded ? 2 : 4, kv_heads = heads / 2, width = hidden / heads, intermediate = 96;
+  const int64_t block_size = 16;
   const auto weight = [&](int64_t out, int64_t in) {
     return grouped ? grouped_weight(numbers, out, in, 4, 32, true) : bfloat16_weight(numbers, out, in);
   };
@@ -151,10 +155,15 @@ void layers(const std::string& name, bool grouped, bool convolves, int64_t windo
   std::vector<bf16> states = numbers.halves(tokens * hidden, 2.0f);
   std::vector<bf16> first = numbers.halves(2 * all_slots * hidden), second = numbers.halves(2 * all_slots * hidden);
   bf16* const caches[2] = {first.data(), second.data()};
+  const int64_t row = kv_heads * width, of_scales = all_slots * row / kCodeGroup * 2;
+  std::vector<bf16> scales = numbers.halves(4 * of_scales);
+  bf16* const of_layers[2] = {scales.data(), scales.data() + 2 * of_scales};
   const Step step{tokens, 3, table_stride, block_size, 2, slots.data(), starts.data(), contexts.data(), tables.data(),
-                  of_step, states.data(), caches, all_slots * kv_heads * width, all_slots * hidden / 2};
+                  of_step, states.data(), caches, coded ? of_layers : nullptr, all_slots * row / (coded ? 2 : 1),
+                  of_scales, all_slots * hidden / 2};
   ponder_layers(&model, &step);
   report(name, states);
+  if (coded) report(name + "-scales", scales);
   report(name + "-first-cache", first);
   report(name + "-second-cache", second);
 }
@@ -173,4 +182,6 @@ int main() {
   layers("layers-window", false, false, 20, Output::kGatedGeluTanh);
   layers("layers-convolution", false, true, 0, Output::kGatedSilu);
   layers("layers-grouped", true, true, 0, Output::kGatedSilu);
+  layers("layers-coded", false, false, 0, Output::kGatedSilu, true);
+  layers("layers-coded-window", true, false, 20, Output::kGatedGelu, true);
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from engine import Engine, InvalidParameter
 from engine.config import KvDType
+from engine.kernels import cpu
 from engine.kv_cache.quantized_cache import Coding, QuantizedCache
 from engine.model.attention import AttentionPlan, paged
 from engine.model.batch import Batch, KVCache
@@ -18,14 +21,17 @@ from engine.model.model_spec import ModelSpec
 from tests.engine.kv_below import Eager
 from tests.engine.kv_cache.test_kv_tiers import ask, config, prompt
 
-SHAPE = (2, 9, 4, 2, 16)  # layers, blocks, block size, heads, width
+SHAPE = (2, 9, 4, 2, 32)  # layers, blocks, block size, heads, width
+CODINGS: tuple[Coding, ...] = get_args(Coding)
+# Any: fields. On kernels a token's codes are the same bits in any step; in float32 on torch one may be its neighbour.
+INT4: dict[str, Any] = {"dtype": "bfloat16", "deterministic": cpu.library() is None, "kv_max_kl": 1.0}
 
 
 def filled(
     seed: int = 0, coding: Coding = "int8"
 ) -> tuple[QuantizedCache, KVCache, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """The same K/V in both kinds of cache, as far as 8 bits say it: every slot is written. And what was, by layer: as
-    it was given, and as it is read back.
+    """The same K/V in both kinds of cache, as far as the codes say it: every slot is written. And what was, by layer:
+    as it was given, and as it is read back.
     """
     torch.manual_seed(seed)
     quantised = QuantizedCache(*SHAPE, torch.float32, "cpu", coding)
@@ -53,15 +59,16 @@ def test_fp8_is_within_a_sixteenth_of_each_number_or_half_a_step_of_the_least() 
         assert ((kept - new).abs() <= torch.maximum(new.abs() / 16, least) * 1.0001).all()
 
 
-def test_zeros_stay_zeros() -> None:
-    cache = QuantizedCache(*SHAPE, torch.float32, "cpu")
-    out = torch.ones(1, 4 * 2 * 16)
-    cache.layers()[0].store(torch.tensor([4]), torch.zeros(2, 1, 2, 16))
+@pytest.mark.parametrize("coding", CODINGS)
+def test_zeros_stay_zeros(coding: Coding) -> None:
+    cache = QuantizedCache(*SHAPE, torch.float32, "cpu", coding)
+    out = torch.ones(1, 4 * 2 * 32)
+    cache.layers()[0].store(torch.tensor([4]), torch.zeros(2, 1, 2, 32))
     cache.layers()[0].gather(torch.tensor([1]), out)
     assert not out.any()
 
 
-@pytest.mark.parametrize("coding", ["int8", "fp8"])
+@pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("contexts", [[16], [3, 9], [30]])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_attention_is_that_over_the_same_numbers_in_full(contexts: list[int], queries: int, coding: Coding) -> None:
@@ -71,7 +78,7 @@ def test_attention_is_that_over_the_same_numbers_in_full(contexts: list[int], qu
     positions = torch.cat([torch.arange(each - queries, each) for each in contexts])
     starts = tuple(range(0, queries * rows + 1, queries))
     batch = Batch(positions, positions, positions, starts, tuple(contexts), tables, positions[:1])
-    query = torch.randn(queries * rows, 4, 16)
+    query = torch.randn(queries * rows, 4, 32)
     found = [
         paged(query, cache.layers()[1], AttentionPlan(batch, cache, (None,), group_heads=2), window=None, scale=0.25)
         for cache in (quantised, plain)
@@ -79,8 +86,9 @@ def test_attention_is_that_over_the_same_numbers_in_full(contexts: list[int], qu
     torch.testing.assert_close(*found)
 
 
-def test_blocks_are_copied_and_kept_as_bytes_whole() -> None:
-    cache, _, _ = filled()
+@pytest.mark.parametrize("coding", CODINGS)
+def test_blocks_are_copied_and_kept_as_bytes_whole(coding: Coding) -> None:
+    cache, _, _ = filled(coding=coding)
     row = torch.empty(cache.block_nbytes, dtype=torch.uint8)
     cache.read_block(3, row)
     cache.copy_blocks([(5, 3), (3, 7)])
@@ -94,24 +102,28 @@ def test_blocks_are_copied_and_kept_as_bytes_whole() -> None:
 def test_a_block_takes_the_memory_that_is_told() -> None:
     layers, heads, width = SHAPE[0], SHAPE[3], SHAPE[4]
     spec = ModelSpec(*(9, 8, layers, heads, heads, width, 8, 99), windows=(None,) * layers, ropes=(None,) * layers)
-    kinds: tuple[tuple[type[QuantizedCache | KVCache], KvDType], ...] = ((QuantizedCache, "int8"), (KVCache, "auto"))
-    for kind, name in kinds:
-        assert kind(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, name)
+    assert KVCache(*SHAPE, torch.float32, "cpu").block_nbytes == block_bytes(spec, SHAPE[2], torch.float32)
+    for coding in CODINGS:
+        cache = QuantizedCache(*SHAPE, torch.float32, "cpu", coding)
+        assert cache.block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, coding)
 
 
 @pytest.mark.parametrize(
-    ("model", "kv_dtype"), [("random_model", "int8"), ("random_model", "fp8"), ("random_hybrid", "auto")]
+    ("model", "kv_dtype"),
+    [("random_model", "int8"), ("random_model", "fp8"), ("random_hybrid", "auto"), ("wide_model", "int4")],
 )
 async def test_chunks_preemption_and_tiers_change_nothing_in_other_caches_either(
     request: pytest.FixtureRequest, tmp_path: Path, model: str, kv_dtype: KvDType
 ) -> None:
     path = request.getfixturevalue(model)
     prompts = [prompt(text, length) for text in range(3) for length in (20, 45, 70)]
-    async with await Engine.start(config(path, kv_dtype=kv_dtype, kv_blocks=64, prefix_cache=False)) as fresh:
+    numbers = INT4 if kv_dtype == "int4" else {}
+    alone = config(path, kv_dtype=kv_dtype, kv_blocks=64, prefix_cache=False)
+    async with await Engine.start(replace(alone, **numbers)) as fresh:
         answers = [await ask(fresh, tokens) for tokens in prompts]
     below = {"kv_host_bytes": 20_000, "kv_disk_bytes": 1 << 20, "kv_dir": str(tmp_path)}
     crowded = config(path, kv_dtype=kv_dtype, kv_blocks=24, max_batch_tokens=16, **below)
-    async with await Engine.start(crowded) as engine:
+    async with await Engine.start(replace(crowded, **numbers)) as engine:
         assert engine._core._tiers is not None
         engine._core._tiers.rates = Eager()
         for _ in range(2):
@@ -126,5 +138,5 @@ async def test_convolutions_are_refused_8_bits(random_hybrid: Path) -> None:
 
 
 def test_other_kinds_are_refused() -> None:
-    with pytest.raises(InvalidParameter, match="accepted: auto, int8, fp8"):
-        config(Path("none"), kv_dtype="int4")
+    with pytest.raises(InvalidParameter, match="accepted: auto, int8, fp8, int4"):
+        config(Path("none"), kv_dtype="int2")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.kv_cache.quantized_cache import Coding, QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder
 
@@ -23,6 +23,7 @@ class Stepper:
         *,
         block_size: int = 16,
         seed: int = 0,
+        coding: Coding | None = None,
     ) -> None:
         spec = decoder.spec
         self.decoder = decoder
@@ -34,9 +35,12 @@ class Stepper:
             random.Random(seed).shuffle(free)
         self._tables = [[free.pop(0) for _ in range(count)] for count in counts]
         self._block_size = block_size
-        self._kv: KVCache | QuantizedCache = KVCache.of(
-            spec, sum(counts) + 1, block_size, decoder.dtype, decoder.device
-        )
+        self._kv: KVCache | QuantizedCache
+        if coding is None:
+            self._kv = KVCache.of(spec, sum(counts) + 1, block_size, decoder.dtype, decoder.device)
+        else:
+            shape = (spec.layers, sum(counts) + 1, block_size, spec.kv_heads, spec.head_dim)
+            self._kv = QuantizedCache(*shape, decoder.dtype, decoder.device, coding)
 
     def step(self, chunks: Sequence[int]) -> list[Tensor]:
         """Advance sequence i by chunks[i] tokens (0: it sits this step out); logits of those tokens, (chunk, vocab)."""

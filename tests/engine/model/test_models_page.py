@@ -73,7 +73,7 @@ def on_gpu(spec: ModelSpec) -> str:
 
 
 def table() -> str:
-    rows = ["| models | architecture | CPU | GPU | K/V of 8 bits | GGUF |", "|---|---|---|---|---|---|"]
+    rows = ["| models | architecture | CPU | GPU | K/V of 8 or 4 bits | GGUF |", "|---|---|---|---|---|---|"]
     for family in FAMILIES:
         made, (architecture, *_) = specs(family), family.architectures
         files = [name for name, each in ARCHITECTURES.items() if each.model_class == architecture]
