@@ -46,8 +46,10 @@ with `python -m training.evaluate --model models/{name} -n {asked}`.
 - **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding). Each
   conversation draws its own difficulty, up to {hardest}. Muon at {matrix_lr} for the matrices
   and AdamW at {adam_lr} for the embedding and norms; warm-up, a constant stretch, a linear fall over the last
-  {fall:.0%}. Loss on what the assistant writes, and a little on what it reads. At first there were
-  procedural sequences alone (`training/procedural.py`), until copying was learned, in the end {procedural:.0%} of them.
+  {fall:.0%}. Loss on what the assistant writes, more on the tokens that decide what is copied, and a little on what it
+  reads. Guided alignment (`training/alignment.py`): a head each for labels, matching words, the words that a decision
+  asks about, the source and the place of a copy has its targets in the loss. Procedural sequences
+  (`training/procedural.py`) are {procedural[0]:.0%} of the tokens at first and {procedural[1]:.0%} in the end.
 - **Time**: {hours:.1f} hours on {hardware}.{remarks}
 
 Remake it all with `python -m training` (`make train`).

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY, read_little
-from training import mixture, plans, team
+from training import card, evaluate, mixture, plans, team
 from training.train_tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
@@ -142,6 +142,17 @@ def test_the_last_state_at_the_full_rate_is_kept(tiny_tokenizer: Tokenizer, tmp_
     longer = Trainer(PLAN, tiny_tokenizer, tmp_path)
     longer.resume(longer.stable)
     assert longer.done == int(PLAN.steps * (1 - PLAN.fall))
+
+
+def test_the_card_says_how_it_was_made(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    trainer = Trainer(PLAN, tiny_tokenizer, tmp_path / "work")
+    trainer.run()
+    results = [evaluate.EvaluationResult("sums", "right", 40, 30, 0.6, 0.86, None)]
+    card.write(trainer, results, tmp_path, "pebble", "a machine", 900)
+    text = (tmp_path / "README.md").read_text("utf-8")
+    assert "6 steps of about 600 tokens" in text and "on a machine" in text and "{" not in text.partition("## How")[2]
+    card.plot(tmp_path / "work" / "losses.jsonl", tmp_path / "loss.png", "pebble")
+    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 def test_a_team_shares_the_rows_out_evenly(tiny_tokenizer: Tokenizer) -> None:
