@@ -82,7 +82,7 @@ def labels(text: str, offsets: Sequence[tuple[int, int]], begins: int, last: Lab
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ReadTokens:
     """A conversation's tokens; a word has the same ids with the space before it and without."""
 
     ids: Sequence[int]
@@ -93,7 +93,7 @@ class Text:
     questions: Sequence[Span]  # before each answer, the message that it replies to
 
 
-def align(text: Text) -> Alignment:
+def align(text: ReadTokens) -> Alignment:
     """Returns where each position is to look.
 
     The position before a token is the one that looks for it. Answers copy from what was read, not from other answers.
@@ -132,7 +132,7 @@ def align(text: Text) -> Alignment:
     return made
 
 
-def _match(match: list[Span], text: Text, question: Span, quoted: list[Span]) -> Span:
+def _match(match: list[Span], text: ReadTokens, question: Span, quoted: list[Span]) -> Span:
     """Lets the words of a question look at themselves in what is quoted, or else before in the question.
 
     Returns the span from the first of them to the last.

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training import procedural
-from training.alignment import NOWHERE, Alignment, Label, Span, Text, align, labels
+from training.alignment import NOWHERE, Alignment, Label, ReadTokens, Span, align, labels
 from training.conversation import Conversation, Phrasing
 from training.tasks import (
     arithmetic,
@@ -141,7 +141,9 @@ def _procedural_row(rng: Random, progress: float, tokenizer: Tokenizer) -> Train
         begin = end
     letters = _spelling(tokenizer)[1]
     nothing = [0] * len(ids)
-    text = Text(ids, [letters[token] for token in ids], nothing, [None] * len(ids), answers, [(0, 0)] * len(answers))
+    text = ReadTokens(
+        ids, [letters[token] for token in ids], nothing, [None] * len(ids), answers, [(0, 0)] * len(answers)
+    )
     return TrainingRow(ids, weights, align(text))
 
 
@@ -164,7 +166,9 @@ def row(rng: Random, made: Conversation, tokenizer: Tokenizer) -> TrainingRow:
             questions.append((inside[0], inside[-1] + 1) if inside else (begin, begin))
     bare, letters = _spelling(tokenizer)
     aligned = align(
-        Text([bare[id] for id in ids], [letters[id] for id in ids], words, near, answers, questions[: len(answers)])
+        ReadTokens(
+            [bare[id] for id in ids], [letters[id] for id in ids], words, near, answers, questions[: len(answers)]
+        )
     )
     for decided in aligned.decides:
         weights[decided] = DECISION_WEIGHT
