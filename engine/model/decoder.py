@@ -132,7 +132,7 @@ class Decoder:
         if self._gpu is not None:
             said = self._gpu.logits(states, self._norm, self._lm_head)
         elif isinstance(self._lm_head, NativeLinear):
-            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
+            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps, centred=spec.norm == "layer")
         else:
             said = self._lm_head(self._norm(states))
         logits = said.float() if out is None else out.copy_(said)
@@ -206,27 +206,32 @@ class Decoder:
         caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(layers, caches, strict=True):
+            normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             if layer.taps is None:
                 turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
-                self._attention(layer, x, cache, plan, turns)
+                self._attention(layer, x, normed, cache, plan, turns)
             else:
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
-                self._short_convolution(layer, layer.taps, x, cache, batch.slots, *earlier)
-            self._mlp(layer, x)
+                self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
+            if not spec.parallel:
+                normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
+            self._mlp(layer, x, normed)
 
     def _attention(
         self,
         layer: Layer,
         x: Tensor,
+        normed: Tensor,
         cache: Tensor | QuantizedLayer,
         plan: AttentionPlan,
         turns: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """Adds the layer's attention to `x` (tokens, hidden), in place. `turns` are the rotations of queries and keys,
-        the same tensor where they do not differ."""
+        """Adds the layer's attention over `normed` to `x`, both (tokens, hidden), in place.
+
+        `turns` are the rotations of queries and keys, the same tensor where they do not differ.
+        """
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
-        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
         joined = layer.qkv(normed)
         qkv = joined.view(-1, heads + 2 * kv_heads, width)
         qk = qkv[:, : heads + kv_heads]
@@ -262,14 +267,21 @@ class Decoder:
         x.add_(out, alpha=spec.residual_multiplier)
 
     def _short_convolution(
-        self, layer: Layer, taps: Tensor, x: Tensor, cache: Tensor, slots: Tensor, earlier: Tensor, there: Tensor
+        self,
+        layer: Layer,
+        taps: Tensor,
+        x: Tensor,
+        normed: Tensor,
+        cache: Tensor,
+        slots: Tensor,
+        earlier: Tensor,
+        there: Tensor,
     ) -> None:
-        """Adds the layer's gated short convolution (LFM2, Liquid AI 2025) to `x`, in place.
+        """Adds the layer's gated short convolution (LFM2, Liquid AI 2025) over `normed` to `x`, in place.
 
         `cache` is (2, blocks, block_size, 1, hidden / 2). `earlier` (tokens, taps - 1) are the slots of the tokens
         before each one, the nearest last; `there` (the same shape, 1) is 0 where the sequence had not begun.
         """
-        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
         gate_in, gate_out, values = layer.qkv(normed).chunk(3, dim=-1)
         product = gate_in * values
         kept = cache.view(2, -1, cache.shape[-1])
@@ -278,9 +290,8 @@ class Decoder:
         mixed = (before.float() * there * taps[:-1]).sum(1).addcmul_(product.float(), taps[-1])
         x.add_(layer.o(gate_out * mixed.to(x.dtype)), alpha=self.spec.residual_multiplier)
 
-    def _mlp(self, layer: Layer, x: Tensor) -> None:
-        """Adds the layer's gated MLP (Shazeer 2020) to `x`, in place."""
-        normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
+    def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
+        """Adds the layer's gated MLP (Shazeer 2020) over `normed` to `x`, in place."""
         out = self._gated(normed, layer) if layer.router is None else self._mixture(layer, layer.router, normed)
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)

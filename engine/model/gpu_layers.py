@@ -64,6 +64,10 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return "it has short convolutions"
     if spec.experts is not None:
         return "it has experts"
+    if spec.norm != "rms":
+        return "its norms subtract the mean"
+    if spec.parallel:
+        return "attention and MLP read one norm"
     if any(rope is not None and rope.query_beta for rope in spec.ropes):
         return "its queries grow with their position"
     return "" if _interpreted() else _unlaunchable()

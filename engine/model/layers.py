@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing
 from engine.model.loader import Weights
-from engine.model.model_spec import Activation, ModelSpec, Rope, WeightNames
+from engine.model.model_spec import Activation, ModelSpec, NormKind, Rope, WeightNames
 from engine.model.quantized_weight import AffineWeight
 
 
@@ -156,6 +156,18 @@ class RMSNorm:
         return (x / torch.hypot(length, self._floor)).mul_(self._scaled)
 
 
+class LayerNorm(RMSNorm):
+    """LayerNorm without a bias (Ba et al. 2016): RMSNorm of x less its mean."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A new tensor of x's shape and dtype."""
+        exact = x.float()
+        return super().__call__(exact - exact.mean(-1, keepdim=True)).to(x.dtype)
+
+
+NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+
+
 @dataclass(frozen=True, slots=True)
 class Expert:
     """A gated MLP of a mixture."""
@@ -215,10 +227,13 @@ class LayerReader:
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """Reads a norm over `width`; its weight stays in float32."""
-        return RMSNorm(self._norm_weight(name, width), self._spec.norm_eps)
+        return self._norm(self._norm_weight(name, width))
 
-    def _norm_weight(self, name: str, width: int) -> Tensor:
-        return self._weights.take(name, (width,)).to(self._device, torch.float32) + self._spec.norm_offset
+    def _norm(self, weight: Tensor) -> RMSNorm:
+        return NORMS[self._spec.norm](weight, self._spec.norm_eps)
+
+    def _norm_weight(self, name: str, *shape: int) -> Tensor:
+        return self._weights.take(name, shape).to(self._device, torch.float32) + self._spec.norm_offset
 
     def layer(self, index: int) -> Layer:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
@@ -237,12 +252,15 @@ class LayerReader:
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
-            both = torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
-            qk_norm = RMSNorm(both, spec.norm_eps)
+            qk_norm = self._norm(torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)]))
+        elif spec.qk_norm == "heads":
+            q = self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.heads, spec.head_dim)
+            k = self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.kv_heads, spec.head_dim)
+            qk_norm = self._norm(self._order(torch.cat([q, k]).flatten(), rope).unflatten(0, (-1, spec.head_dim)))
         elif spec.qk_norm == "projection":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
-            q_norm, k_norm = RMSNorm(q, spec.norm_eps), RMSNorm(k, spec.norm_eps)
+            q_norm, k_norm = self._norm(q), self._norm(k)
         experts = self._experts(prefix) if spec.experts is not None and index in spec.experts.layers else ()
         router = None
         if experts:
@@ -269,7 +287,7 @@ class LayerReader:
             ),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
-            mlp_pre_norm=norm(spec.pre_norm, names.mlp_pre_norm),
+            mlp_pre_norm=norm(spec.pre_norm and not spec.parallel, names.mlp_pre_norm),
             mlp_post_norm=norm(spec.post_norm, names.mlp_post_norm),
             qk_norm=qk_norm,
             q_norm=q_norm,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-QKNorm = Literal["none", "head", "projection"]
+NormKind = Literal["rms", "layer"]
+QKNorm = Literal["none", "head", "heads", "projection"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
@@ -73,11 +74,14 @@ class ModelSpec:
     windows: tuple[int | None, ...]
     ropes: tuple[Rope | None, ...]
     activation: Activation = "silu"
+    norm: NormKind = "rms"  # "layer": less the mean first (Ba et al. 2016), without a bias
     norm_eps: float = 1e-6
     norm_offset: float = 0.0  # added to every norm weight: 1 for Gemma, whose checkpoints store weight - 1
     pre_norm: bool = True
     post_norm: bool = False
-    qk_norm: QKNorm = "none"  # "head": over each head; "projection": over all heads of the projection at once
+    parallel: bool = False  # attention and MLP both read the norm before attention (Wang & Komatsuzaki 2021)
+    # "head": over each head; "heads": each has its own weight; "projection": over all heads of the projection at once
+    qk_norm: QKNorm = "none"
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
         {"rope_parameters": {**tiny.PLAIN, "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 80}},
     ),
     "pairs_of_neighbours": ("glm4", {"head_dim": 64}),
+    "parallel_layers": ("cohere2", {"sliding_window": 70, "hidden_size": 192}),
+    "centred_head_norms": ("cohere", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)
@@ -58,6 +60,7 @@ SLOW = (
     "pairs_of_neighbours",
     "convolutions_four_taps",
     "multipliers",
+    "centred_head_norms",
     "partial_rotation",
 )  # near to others, which always run
 

@@ -40,6 +40,8 @@ _MODELS = {
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
     "olmoe": "OLMoE",
+    "cohere": "Command R and R+, Aya Expanse",
+    "cohere2": "Command R7B, Command A",
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
     "lfm2": "LFM2, dense",

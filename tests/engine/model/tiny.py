@@ -100,6 +100,12 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {"head_dim": 12}),
     "glm": ("GlmConfig", "GlmForCausalLM", {"head_dim": 12}),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {"head_dim": 16}),
+    "cohere": ("CohereConfig", "CohereForCausalLM", {"use_qk_norm": True}),
+    "cohere2": (
+        "Cohere2Config",
+        "Cohere2ForCausalLM",
+        {"num_hidden_layers": 4, "sliding_window": 24, "attention_bias": True},
+    ),
     "ministral3": (
         "Ministral3Config",
         "Ministral3ForCausalLM",
