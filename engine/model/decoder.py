@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.config import KernelName, QuantizationName
 from engine.errors import CheckpointError, InvalidParameter
@@ -28,7 +29,7 @@ from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
-from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, rotate_
+from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, clamped_swiglu, rotate_
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
@@ -69,6 +70,7 @@ class Decoder:
         self.spec, self.dtype, self.device = spec, dtype, device
         self._attend = attend
         self._activation = ACTIVATIONS[spec.activation]
+        self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch = Scratch()
         attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
         self._windows = tuple(dict.fromkeys(attending))
@@ -88,7 +90,7 @@ class Decoder:
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
-        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and spec.experts is None else None
+        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
@@ -201,7 +203,7 @@ class Decoder:
             self._windows,
             group_heads=spec.heads // spec.kv_heads,
             scratch=self._scratch,
-            maskless=spec.attention_softcap is None,
+            maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
         )
         caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
@@ -260,6 +262,7 @@ class Decoder:
             window=layer.window,
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
+            sinks=layer.sinks,
         )
         out = layer.o(attended.flatten(1))
         if layer.attention_post_norm is not None:
@@ -299,6 +302,8 @@ class Decoder:
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
         gate, up = mlp.gate_up(x).chunk(2, dim=-1)
+        if isinstance(mlp, Expert) and self._expert_gate is not None:
+            return mlp.down(clamped_swiglu(gate, up, self._expert_gate))
         return mlp.down(self._activation(gate).mul_(up))
 
     def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
@@ -309,7 +314,7 @@ class Decoder:
         """
         experts = self.spec.experts
         assert experts is not None, "it has a router"
-        weights, chosen = (x.float() @ router.T).softmax(-1).topk(experts.per_token)
+        weights, chosen = F.linear(x.float(), router, layer.router_bias).softmax(-1).topk(experts.per_token)
         if experts.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)

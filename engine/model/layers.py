@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing
 from engine.model.loader import Weights
-from engine.model.model_spec import Activation, ModelSpec, NormKind, Rope, WeightNames
+from engine.model.model_spec import Activation, ClampedSwiGLU, Experts, ModelSpec, NormKind, Rope, WeightNames
 from engine.model.quantized_weight import AffineWeight
 
 
@@ -129,6 +129,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def clamped_swiglu(gate: Tensor, up: Tensor, by: ClampedSwiGLU) -> Tensor:
+    """Returns the gated values, (tokens, intermediate), of halves of that shape."""
+    gate, up = gate.clamp(max=by.limit), up.clamp(-by.limit, by.limit)
+    return torch.sigmoid(gate * by.alpha).mul_(gate).mul_(up + 1)
+
+
 class RMSNorm:
     """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019).
 
@@ -202,7 +208,9 @@ class Layer:
     q_norm: RMSNorm | None  # over the whole projection
     k_norm: RMSNorm | None
     taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
+    sinks: Tensor | None = None  # (heads,) float32
     router: Tensor | None = None  # (experts, hidden) float32, of a mixture
+    router_bias: Tensor | None = None  # (experts,) float32
     experts: tuple[Expert, ...] = ()
 
 
@@ -233,7 +241,10 @@ class LayerReader:
         return NORMS[self._spec.norm](weight, self._spec.norm_eps)
 
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
-        return self._weights.take(name, shape).to(self._device, torch.float32) + self._spec.norm_offset
+        return self._exact(name, *shape) + self._spec.norm_offset
+
+    def _exact(self, name: str, *shape: int) -> Tensor:
+        return self._weights.take(name, shape).to(self._device, torch.float32)
 
     def layer(self, index: int) -> Layer:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
@@ -247,8 +258,7 @@ class LayerReader:
 
         qk_norm = q_norm = k_norm = taps = None
         if index in spec.conv_layers:
-            taps = self._weights.take(f"{prefix}conv.conv.weight", (hidden, 1, spec.conv_taps))
-            taps = taps.to(self._device, torch.float32)[:, 0].T.contiguous()
+            taps = self._exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
@@ -262,10 +272,11 @@ class LayerReader:
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = self._norm(q), self._norm(k)
         experts = self._experts(prefix) if spec.experts is not None and index in spec.experts.layers else ()
-        router = None
+        router = router_bias = None
         if experts:
-            router = self._weights.take(f"{prefix}{names.router}.weight", (len(experts), hidden))
-            router = router.to(self._device, torch.float32)
+            router = self._exact(f"{prefix}{names.router}.weight", len(experts), hidden)
+        if experts and spec.experts is not None and spec.experts.router_bias:
+            router_bias = self._exact(f"{prefix}{names.router}.bias", len(experts))
         return Layer(
             window=spec.windows[index],
             rope=rope,
@@ -293,19 +304,41 @@ class LayerReader:
             q_norm=q_norm,
             k_norm=k_norm,
             taps=taps,
+            sinks=self._exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
             router=router,
+            router_bias=router_bias,
             experts=experts,
         )
 
     def _experts(self, prefix: str) -> tuple[Expert, ...]:
         spec, names, experts = self._spec, self._names, self._spec.experts
         assert experts is not None, "the layer has experts"
+        if names.stacked_experts:
+            return self._stacked_experts(f"{prefix}{names.stacked_experts}", experts)
         width, made = experts.intermediate_size, list[Expert]()
         for index in range(experts.count):
             own = f"{prefix}{names.expert.format(index=index)}"
             down = self._linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
             made.append(Expert(self._gate_up(own, names.expert_gate_up, width), down))
         return tuple(made)
+
+    def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
+        count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
+        opened = self.tensor(f"{stem}gate_up_proj", count, hidden, 2 * width)
+        closed = self.tensor(f"{stem}down_proj", count, width, hidden)
+        biases: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
+        if self._spec.mlp_bias:
+            of_opened = self.tensor(f"{stem}gate_up_proj_bias", count, 2 * width)
+            biases = list(zip(of_opened, self.tensor(f"{stem}down_proj_bias", count, hidden), strict=True))
+        apart = torch.arange(2 * width).view(width, 2).T.flatten()  # gate above up
+        pack = self._packing.plain
+        return tuple(
+            Expert(
+                pack(opened[index].T[apart], None if bias[0] is None else bias[0][apart]),
+                pack(closed[index].T.contiguous(), bias[1]),
+            )
+            for index, bias in enumerate(biases)
+        )
 
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
         if rope is None or rope.neighbours:
@@ -345,7 +378,7 @@ class LayerReader:
         return self._packing.plain(ordered(self._joined(prefix, self._names.qkv, widths, "weight")), added)
 
     def _gate_up(self, prefix: str, names: tuple[str, ...], width: int) -> Linear:
-        widths, whole = (width, width), self._spec.experts is None  # layers that torch runs want gate above up
+        widths, whole = (width, width), not self._spec.torch_layers  # layers that torch runs want gate above up
         bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:

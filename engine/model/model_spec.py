@@ -43,6 +43,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gpt-oss's gate (OpenAI 2025): (up + 1) * gate * sigmoid(alpha * gate), with gate at most `limit` and up within
+    plus and minus `limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts in the place of MLPs (Shazeer et al. 2017): each token takes the `per_token` likeliest of
     `count`, each a gated MLP of `intermediate_size`, weighted by their probabilities."""
@@ -52,6 +61,8 @@ class Experts:
     intermediate_size: int
     layers: tuple[int, ...]  # that have them; others have an MLP
     normalised: bool = True  # the weights of the chosen ones sum to 1
+    router_bias: bool = False
+    gate: ClampedSwiGLU | None = None  # in place of the model's activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     attention_scale: float = 1.0
+    sinks: bool = False  # a learned logit of each head joins the denominator of its softmax (gpt-oss)
     attention_softcap: float | None = None  # c * tanh(score / c)
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
@@ -95,6 +107,12 @@ class ModelSpec:
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
     conv_taps: int = 0  # tokens that it mixes: the last one and those before it
     experts: Experts | None = None
+
+    @property
+    def torch_layers(self) -> bool:
+        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no experts
+        and no sinks."""
+        return self.experts is not None or self.sinks
 
     @property
     def longrope_context(self) -> int | None:
@@ -122,6 +140,8 @@ class WeightNames:
     expert: str = "mlp.experts.{index}."  # before the names of its projections
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
+    stacked_experts: str = ""  # before the names of weights (experts, in, out), gate and up in turn (gpt-oss)
+    sinks: str = "self_attn.sinks"
     norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"
     attention_post_norm: str = ""

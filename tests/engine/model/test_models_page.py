@@ -36,6 +36,7 @@ _MODELS = {
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, 270M and 1B",
     "gemma3": "Gemma 3 with vision: the text",
+    "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
     "granite": "Granite 3",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
