@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
@@ -96,7 +97,9 @@ class QuantizedSafetensors(SafetensorsWeights):
                 f"{self.place}: tensor {name!r} has blocks {blocks} {kind} and scales {scales} {scales_kind}; "
                 f"accepted: {wanted} and {wanted[:-1]} U8, as config.json asks for {shape}."
             )
-        return mxfp4(self.stored(f"{name}_blocks"), self.stored(f"{name}_scales")).transpose(-1, -2)
+        parts = zip(self.stored(f"{name}_blocks"), self.stored(f"{name}_scales"), strict=True)
+        # bfloat16 holds the values exactly; an expert at a time, as the work takes several times its memory
+        return torch.stack([mxfp4(*each).bfloat16() for each in parts]).transpose(-1, -2)
 
     def _is_empty_bias(self, name: str) -> bool:
         """Returns whether a quantised layer has a bias of zeros, which AutoGPTQ writes where the model has none."""
