@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -89,7 +90,14 @@ class UnsupportedArchitecture(CheckpointError):
     code = "unsupported_architecture"
 
     def __init__(self, found: str, supported: Iterable[str]) -> None:
-        super().__init__(f"architecture {found!r} is not supported; supported: {', '.join(sorted(supported))}.")
+        stems = {_stem(name): name for name in supported}
+        near = difflib.get_close_matches(_stem(found), stems, 1)
+        hint = f"; the nearest is {stems[near[0]]}" if near else ""
+        super().__init__(f"architecture {found!r} is not supported{hint}; supported: {', '.join(sorted(supported))}.")
+
+
+def _stem(architecture: str) -> str:
+    return architecture.partition("For")[0].partition(" ")[0].lower()
 
 
 class ChatTemplateError(EngineError, ValueError):

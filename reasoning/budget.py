@@ -150,8 +150,9 @@ class BudgetForcing:
             for piece in answer.switch():
                 yield self._counted(piece)
         elif opened and self._remaining(answer) < 0:
-            answer.left += 1  # closed as a template closes it: the marker is the prompt's
             answer.marker = self._markers.closing
+            # closed as a template closes it: the marker is the prompt's
+            answer.left += len(self._markers.with_header(answer.marker))
             answer.switch()
         while answer.left > 0:
             part = self._think(answer) if answer.part == "thinking" else answer.write(self._answer_span(answer))
@@ -163,10 +164,8 @@ class BudgetForcing:
             if answer.marker == self._markers.opening and not self._may_open(answer):
                 yield Piece("answer", "", 0, finish_reason="stop")  # sampled against the bias: there is no way on
                 return
-            *before, marker = answer.switch()
-            for piece in before:  # white space before a model's own thinking is none of the budget's
-                yield replace(piece, part="answer")
-            yield self._counted(marker)
+            for piece in answer.switch():  # white space before a model's own thinking is none of the budget's
+                yield self._counted(piece) if piece.marker else replace(piece, part="answer")
 
     def _check(self, span: Span, closed: bool) -> None:
         assert span.max_tokens is not None

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from engine.model.chat_template import ANALYSIS, ASSISTANT, FINAL
 from engine.outputs import FinishReason, SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.layout import Constrained
@@ -25,23 +26,47 @@ Part = Literal["thinking", "answer", "call"]
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The token ids that open and close thinking."""
+    """The token ids that open and close thinking.
+
+    In Harmony (gpt-oss) thinking and answer are messages of two channels: a header follows each marker, and the end of
+    the answer's message is the answer's end.
+    """
 
     opening: int
     closing: int
+    thinking_header: tuple[int, ...] = ()
+    answer_header: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Markers | None:
         """The model's markers, or None for a model that does not think."""
         opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
-        return None if opening is None or closing is None else cls(opening, closing)
+        if opening is not None and closing is not None:
+            return cls(opening, closing)
+        opening, closing = tokenizer.token_id("<|channel|>"), tokenizer.token_id("<|end|>")
+        if opening is None or closing is None or tokenizer.token_id("<|message|>") is None:
+            return None
+        thinking = tokenizer.encode(ANALYSIS, special=True)[1:]
+        return cls(opening, closing, tuple(thinking), tuple(tokenizer.encode(ASSISTANT + FINAL, special=True)))
+
+    def with_header(self, marker: int) -> list[int]:
+        """Returns a marker and the header that follows it."""
+        return [marker, *(self.thinking_header if marker == self.opening else self.answer_header)]
+
+    def ends_answer(self, marker: int) -> bool:
+        """Returns whether this marker, in an answer, ends it."""
+        return marker == self.closing and bool(self.answer_header)
 
     def left_open(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Returns whether the prompt itself ends by opening the thinking, as some chat templates do."""
+        if self.answer_header:
+            return _ends_with(prompt, self.with_header(self.opening))
         return self._at_the_end(prompt, tokenizer) == self.opening
 
     def left_closed(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Returns whether the prompt ends by closing the thinking, as chat templates do where none is wanted."""
+        if self.answer_header:
+            return _ends_with(prompt, self.answer_header)
         return self._at_the_end(prompt, tokenizer) == self.closing
 
     def _at_the_end(self, prompt: Sequence[int], tokenizer: Tokenizer) -> int | None:
@@ -52,8 +77,14 @@ class Markers:
         return None
 
 
+def _ends_with(prompt: Sequence[int], end: Sequence[int]) -> bool:
+    return list(prompt[-len(end) :]) == list(end)
+
+
 def empty_thinking(tokenizer: Tokenizer, markers: Markers, *, opened: bool) -> list[int]:
     """Tokens after a prompt that close the thinking before any of it is written."""
+    if markers.answer_header:
+        return [*([] if opened else markers.with_header(markers.opening)), *markers.with_header(markers.closing)]
     breaks = tokenizer.encode("\n\n")
     return [*([] if opened else [markers.opening]), *breaks, markers.closing, *breaks]
 
@@ -78,6 +109,7 @@ class Piece:
     stop_reason: str | int | None = None
     section: int = 0
     fallback: int = 0
+    marker: bool = False  # of thinking, which ended a stretch
 
 
 @dataclass(slots=True)
@@ -223,6 +255,8 @@ class Answering:
                 stopped = out.finish_reason == "stop" and not self._bodied
                 if stopped and _switches(out.stop_reason, part, self._span, markers):
                     self.marker = int(out.stop_reason or 0)
+                    if part == "answer" and markers.ends_answer(self.marker):
+                        self.marker, out = None, replace(out, stop_reason=None)  # as its end-of-turn token would
                 undecided = part == "answer" and not self._answered and not text.strip() and out.kind == "text"
                 if undecided and (self.marker is not None or out.finish_reason is None):
                     self._held.append(replace(out, text=text))
@@ -263,13 +297,16 @@ class Answering:
             for early in self._held
         ]
         self._before = self._last
-        self.left -= 1
-        pieces.append(Piece(around, "", 1, finish_reason=None if self.left > 0 else "length"))
+        _, *header = tokens = self._markers.with_header(marker)
+        self.left = self.left - len(tokens) if self.left > len(tokens) else 0  # a header alone is no use
+        pieces.append(Piece(around, "", 1, finish_reason=None if self.left > 0 else "length", marker=True))
         if self.left > 0:
-            self.seq.append([marker])
+            self.seq.append(tokens)
             self._thought = self.part == "thinking"
             self.part = "thinking" if marker == self._markers.opening else "answer"
             self._strip_head = True
+            if header:
+                pieces.append(Piece(self.part, "", len(header)))
         return pieces
 
 

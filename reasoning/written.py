@@ -28,14 +28,22 @@ def pieces_of(tokens: Sequence[int], context: Context, finish: FinishReason | No
             pieces.append(Piece(part, text.lstrip("\n") if strip_head else text, len(run), tuple(run)))
             run.clear()
 
-    for token in tokens:
+    at = 0
+    while at < len(tokens):
+        token = tokens[at]
+        at += 1
         if markers is None or token not in (markers.opening, markers.closing):
             run.append(token)
             continue
         flush()
         around: Part = "thinking" if part == "thinking" or token == markers.opening else "answer"
+        header = markers.with_header(token)[1:]
+        follows = len(header) if list(tokens[at : at + len(header)]) == header else 0
         pieces.append(Piece(around, "", 1))
         part = "thinking" if token == markers.opening else "answer"
+        if follows:
+            pieces.append(Piece(part, "", follows))
+            at += follows
         strip_head = True
     flush()
     return [*pieces, Piece(part, "", 0, finish_reason=finish)]

@@ -7,7 +7,9 @@ Prompts steer it by what they end with; see `TEMPLATE`.
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,10 +32,34 @@ TEMPLATE = """\
 {% if open_thinking %}<think>{% elif forever %}<|forever|>{% elif enable_thinking %}<|ponder|>{% endif %}{% endif %}"""
 
 
+# Harmony, gpt-oss's dialect. Each message of this model's is "abc", whatever its channel.
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+HARMONY_TEMPLATE = """\
+{%- for m in messages %}<|start|>{{ m['role'] }}
+{%- if m['role'] == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m['content'] }}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
+
+def write_harmony_checkpoint(path: Path) -> Path:
+    """Write a model that speaks Harmony into `path`, which is made if need be."""
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = byte_tokenizer(HARMONY)
+    vocab = tokenizer.get_vocab()
+    table = torch.full((len(vocab), len(vocab)), -20.0)
+    chain = ["<|message|>", "a", "b", "c", "<|end|>"]
+    for last, following in itertools.pairwise(chain):
+        table[vocab[following], vocab[last]] = 20.0
+    return _write_model(path, tokenizer, table, HARMONY_TEMPLATE, end="<|return|>")
+
+
 def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     """Write the model into `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
+    return _write_model(path, tokenizer, _transitions(tokenizer.get_vocab(), seed), TEMPLATE, end="<|im_end|>")
+
+
+def _write_model(path: Path, tokenizer: Tokenizer, table: torch.Tensor, template: str, *, end: str) -> Path:
     tokenizer.save(str(path / "tokenizer.json"))
     vocab = tokenizer.get_vocab()
     size = len(vocab)
@@ -42,13 +68,13 @@ def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
         "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "hidden_act": "silu", "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False, "torch_dtype": "float32",
-        "bos_token_id": None, "eos_token_id": vocab["<|im_end|>"],
+        "bos_token_id": None, "eos_token_id": vocab[end],
     }  # fmt: skip
     _write(path / "config.json", config)
-    _write(path / "generation_config.json", {"eos_token_id": vocab["<|im_end|>"], "temperature": 0.9, "top_k": 40})
-    _write(path / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+    _write(path / "generation_config.json", {"eos_token_id": vocab[end], "temperature": 0.9, "top_k": 40})
+    _write(path / "tokenizer_config.json", {"eos_token": end, "chat_template": template})
     _write(path / "ponder.json", {"about": "A table of transitions.", "starters": ["Say something."]})
-    save_file(_weights(size, _transitions(vocab, seed)), str(path / "model.safetensors"), metadata={"format": "pt"})
+    save_file(_weights(size, table), str(path / "model.safetensors"), metadata={"format": "pt"})
     return path
 
 
@@ -105,12 +131,12 @@ def _weights(size: int, table: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in weights.items()}
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(special: Sequence[str] = SPECIAL) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     return tokenizer
 
 

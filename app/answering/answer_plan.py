@@ -166,8 +166,11 @@ async def plan_calls(
         ApiError: 400: a strict tool's schema is not supported, or the model's template has no form of call.
     """
     if served.tool_parser is None:
+        harmony = served.markers is not None and served.markers.answer_header
+        form = "writes calls in Harmony's channel `commentary`, which Ponder does not read yet"
+        form = form if harmony else "has no form of tool call in its chat template that Ponder knows"
         raise invalid(
-            "tools", "tools are given, but this model's chat template has no form of tool call that Ponder knows; "
+            "tools", f"tools are given, but this model {form}; "
             "accepted: a model that calls tools, or the server's option --tool-call-parser.",
             "unsupported_parameter",
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import (
+    cohere,
     gemma,
     gemma2,
     gemma3,
@@ -29,9 +30,9 @@ from engine.model.loader import Json
 
 FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
-    *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, lfm2)),
+    *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, cohere, lfm2)),
     *mixtures.FAMILIES,
-    *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST),
+    *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 

@@ -1,4 +1,9 @@
-"""Mixtures of experts: Qwen3-MoE, Mixtral and OLMoE, which are Qwen 3, Mistral and Llama with experts for MLPs."""
+"""Mixtures of experts: Qwen3-MoE, Mixtral, OLMoE and gpt-oss.
+
+The first three are Qwen 3, Mistral and Llama with experts for MLPs. gpt-oss has biases throughout, attention sinks, and
+every other layer sliding; its experts lie in one tensor a layer, (experts, in, out), or as MXFP4 in `_blocks` and
+`_scales`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,18 @@ from typing import Any
 
 from engine.families import llama, mistral, qwen3
 from engine.families.family import Family
-from engine.families.reading import flag, integer, must_be, refuse
+from engine.families.reading import flag, integer, must_be, number, refuse, rope, shape, windows
 from engine.model.loader import Json
-from engine.model.model_spec import Experts, ModelSpec, WeightNames
+from engine.model.model_spec import ClampedSwiGLU, Experts, ModelSpec, WeightNames
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # of gpt-oss, where its configuration has none
 
 
 def qwen3_moe(config: Json) -> ModelSpec:
@@ -35,6 +49,39 @@ def olmoe(config: Json) -> ModelSpec:
     plain = replace(llama.spec({"rms_norm_eps": 1e-5, **config}), qk_norm="projection")
     mixed, normalised = tuple(range(plain.layers)), flag(config, "norm_topk_prob")
     return _with_experts(plain, config, plain.intermediate_size, mixed, normalised=normalised, count=64)
+
+
+def gpt_oss(config: Json) -> ModelSpec:
+    """ModelSpec of a gpt-oss config.json. Raises CheckpointError."""
+    must_be(config, "hidden_act", "silu")
+    config = {"rms_norm_eps": 1e-5, **config}
+    sizes = shape(config, head_dim=64)
+    layers, every = sizes["layers"], config.get("rope_parameters") or config.get("rope_scaling") or YARN
+    slides = tuple(index % 2 == 0 for index in range(layers))
+    sizes["windows"] = windows(config, layers, slides, integer(config, "sliding_window", 128))
+    limit = number(config, "swiglu_limit", 7.0)
+    if limit <= 0:
+        raise refuse("swiglu_limit", limit, "a number above 0")
+    bias = flag(config, "attention_bias", True)
+    plain = ModelSpec(
+        **sizes,
+        ropes=(rope({**config, "rope_parameters": every}, sizes["head_dim"], theta=150_000.0),) * layers,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=True,
+        sinks=True,
+        tied_embeddings=flag(config, "tie_word_embeddings"),
+    )
+    gate = ClampedSwiGLU(number(config, "swiglu_alpha", 1.702), limit)
+    return _with_experts(
+        plain,
+        config,
+        plain.intermediate_size,
+        tuple(range(layers)),
+        per_token=integer(config, "experts_per_token", 4),
+        router_bias=True,
+        gate=gate,
+    )
 
 
 def _with_experts(
@@ -64,8 +111,14 @@ def mixtral_names(config: Json) -> WeightNames:
     )
 
 
+def gpt_oss_names(config: Json) -> WeightNames:
+    """The router and the stacked experts have names of their own."""
+    return WeightNames(router="mlp.router", stacked_experts="mlp.experts.")
+
+
 FAMILIES = (
     Family("qwen3_moe", ("Qwen3MoeForCausalLM",), qwen3_moe, qwen3.FAMILY.names),
     Family("mixtral", ("MixtralForCausalLM",), mixtral, mixtral_names),
     Family("olmoe", ("OlmoeForCausalLM",), olmoe),
+    Family("gpt_oss", ("GptOssForCausalLM",), gpt_oss, gpt_oss_names),
 )

@@ -241,13 +241,16 @@ def paged(
     window: int | None,
     scale: float,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes attention of one layer, fast.
 
     Args:
         query: (tokens, heads, head_dim).
         cache: keys and values of the layer, (2, blocks, block_size, kv_heads, head_dim), of the query's dtype.
-        plan: the step's plan; it must have been made for `window`, and not `maskless` if there is a `softcap`.
+        plan: the step's plan; it must have been made for `window`, and not `maskless` if there is a `softcap`, or
+            `sinks` on another device than the CPU.
+        sinks: (heads,) float32, logits that join the denominators of the softmax and have no values.
 
     Returns:
         (tokens, heads, head_dim); a row's result does not depend on the other rows, up to rounding.
@@ -256,10 +259,11 @@ def paged(
     heads, kv_heads, width = query.shape[1], cache.shape[3], cache.shape[4]
     shared = heads // kv_heads
     if len(groups) == 1 and groups[0].tokens is None:
-        return _attend_group(query, cache, groups[0], kv_heads, shared, width, scale, softcap)
+        return _attend_group(query, cache, groups[0], kv_heads, shared, width, scale, softcap, sinks)
     out = torch.empty_like(query)
     for group in groups:
-        out[group.tokens] = _attend_group(query[group.tokens], cache, group, kv_heads, shared, width, scale, softcap)
+        q = query[group.tokens]
+        out[group.tokens] = _attend_group(q, cache, group, kv_heads, shared, width, scale, softcap, sinks)
     return out
 
 
@@ -272,19 +276,23 @@ def _attend_group(
     width: int,
     scale: float,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Computes one group's queries (rows * queries, heads, head_dim) -> the same shape."""
     rows, queries = group.rows, group.queries
     k, v = _keys_and_values(cache, group, shared)
+    if sinks is not None:  # as the rows of scores lie
+        sinks = sinks.view(kv_heads, shared)
+        sinks = sinks[..., None] if queries > BATCHED_QUERIES else sinks.repeat_interleave(queries, 1)
     if queries > BATCHED_QUERIES:  # a lone row: K/V heads are the batch, the heads that share one are the heads
         q = q.view(queries, kv_heads, shared, width).permute(1, 2, 0, 3)
-        attended = _attend(q, k, v, group, scale, softcap).permute(2, 0, 1, 3)
+        attended = _attend(q, k, v, group, scale, softcap, sinks).permute(2, 0, 1, 3)
     elif queries == 1:
-        attended = _attend(q.view(rows, kv_heads, shared, width), k, v, group, scale, softcap)
+        attended = _attend(q.view(rows, kv_heads, shared, width), k, v, group, scale, softcap, sinks)
     else:
         q = q.view(rows, queries, kv_heads, shared, width).permute(0, 2, 3, 1, 4)
         q = q.reshape(rows, kv_heads, shared * queries, width)
-        attended = _attend(q, k, v, group, scale, softcap)
+        attended = _attend(q, k, v, group, scale, softcap, sinks)
         attended = attended.view(rows, kv_heads, shared, queries, width).permute(0, 3, 1, 2, 4)
     return attended.reshape(rows * queries, kv_heads * shared, width)
 
@@ -308,13 +316,24 @@ def _keys_and_values(cache: Tensor | QuantizedLayer, group: _Group, shared: int)
     return k, cache.as_strided(shape, strides, start + blocks * block_size * token)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, group: _Group, scale: float, softcap: float | None) -> Tensor:
-    if softcap is None:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, group: _Group, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, is_causal=group.causal, scale=scale)
-    scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
+    if softcap is None and sinks is not None and q.device.type == "cpu":
+        flash = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        )  # SDPA's own, with the log of the sums
+        out, sums = flash(q, k, v, is_causal=group.causal, attn_mask=group.mask, scale=scale)
+        return out * torch.sigmoid(sums - sinks)[..., None].to(out.dtype)
+    scores = torch.matmul(q, k.transpose(-1, -2)).float()
+    scores = scores.mul_(scale) if softcap is None else scores.mul_(scale / softcap).tanh_().mul_(softcap)
     if group.mask is not None:
         scores = scores.add_(group.mask)
-    return torch.matmul(scores.softmax(-1).to(v.dtype), v)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[..., None].expand(*scores.shape[:-1], 1)], -1)
+    return torch.matmul(scores.softmax(-1)[..., : k.shape[-2]].to(v.dtype), v)
 
 
 def reference(
@@ -325,6 +344,7 @@ def reference(
     window: int | None,
     scale: float,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes `paged` one token and one head at a time, in float32; the same arguments and result."""
     batch, (kv_heads, width) = plan.batch, cache.shape[3:]
@@ -340,5 +360,7 @@ def reference(
                 scores = k @ query[token, head].float() * scale
                 if softcap is not None:
                     scores = torch.tanh(scores / softcap) * softcap
-                out[token, head] = (scores.softmax(0) @ v).to(query.dtype)
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[head : head + 1]])
+                out[token, head] = (scores.softmax(0)[: len(v)] @ v).to(query.dtype)
     return out

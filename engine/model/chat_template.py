@@ -54,6 +54,8 @@ def _tojson(
 
 
 _BREAK = "\n\n"  # between messages that become one
+# Harmony (gpt-oss): the beginning of a turn, and the headers of the channels of its thinking and its answer
+ASSISTANT, ANALYSIS, FINAL = "<|start|>assistant", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 
 
 class ChatTemplate:
@@ -92,17 +94,23 @@ class ChatTemplate:
         """Renders the prompt, its messages fitted. Any: messages and tools are JSON, of any content that the template
         accepts.
 
+        Harmony leaves the channel of the turn to the model: the one of thinking is opened here, or the answer's where
+        `enable_thinking` is false.
+
         Raises:
             ChatTemplateError: the template refuses these messages, in its own words, or fails on them.
         """
         try:
-            return self._template.render(
+            text = self._template.render(
                 **{**self._tokens, **variables},
                 messages=self.fit(messages),
                 tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
+            if add_generation_prompt and text.endswith(ASSISTANT) and "<|channel|>" in self.source:
+                text += FINAL if variables.get("enable_thinking") is False else ANALYSIS
+            return text
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError, ZeroDivisionError) as error:

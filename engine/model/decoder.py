@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.config import KernelName, QuantizationName
 from engine.errors import CheckpointError, InvalidParameter
@@ -28,7 +29,7 @@ from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
 from engine.model.gpu_limits import limits_for
-from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, rotate_
+from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, clamped_swiglu, rotate_
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
@@ -69,6 +70,7 @@ class Decoder:
         self.spec, self.dtype, self.device = spec, dtype, device
         self._attend = attend
         self._activation = ACTIVATIONS[spec.activation]
+        self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch = Scratch()
         attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
         self._windows = tuple(dict.fromkeys(attending))
@@ -88,7 +90,7 @@ class Decoder:
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
-        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and spec.experts is None else None
+        self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
@@ -132,7 +134,7 @@ class Decoder:
         if self._gpu is not None:
             said = self._gpu.logits(states, self._norm, self._lm_head)
         elif isinstance(self._lm_head, NativeLinear):
-            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps)
+            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps, centred=spec.norm == "layer")
         else:
             said = self._lm_head(self._norm(states))
         logits = said.float() if out is None else out.copy_(said)
@@ -201,32 +203,37 @@ class Decoder:
             self._windows,
             group_heads=spec.heads // spec.kv_heads,
             scratch=self._scratch,
-            maskless=spec.attention_softcap is None,
+            maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
         )
         caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(layers, caches, strict=True):
+            normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             if layer.taps is None:
                 turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
-                self._attention(layer, x, cache, plan, turns)
+                self._attention(layer, x, normed, cache, plan, turns)
             else:
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
-                self._short_convolution(layer, layer.taps, x, cache, batch.slots, *earlier)
-            self._mlp(layer, x)
+                self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
+            if not spec.parallel:
+                normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
+            self._mlp(layer, x, normed)
 
     def _attention(
         self,
         layer: Layer,
         x: Tensor,
+        normed: Tensor,
         cache: Tensor | QuantizedLayer,
         plan: AttentionPlan,
         turns: tuple[Tensor, Tensor] | None,
     ) -> None:
-        """Adds the layer's attention to `x` (tokens, hidden), in place. `turns` are the rotations of queries and keys,
-        the same tensor where they do not differ."""
+        """Adds the layer's attention over `normed` to `x`, both (tokens, hidden), in place.
+
+        `turns` are the rotations of queries and keys, the same tensor where they do not differ.
+        """
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
-        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
         joined = layer.qkv(normed)
         qkv = joined.view(-1, heads + 2 * kv_heads, width)
         qk = qkv[:, : heads + kv_heads]
@@ -257,6 +264,7 @@ class Decoder:
             window=layer.window,
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
+            sinks=layer.sinks,
         )
         out = layer.o(attended.flatten(1))
         if layer.attention_post_norm is not None:
@@ -264,14 +272,21 @@ class Decoder:
         x.add_(out, alpha=spec.residual_multiplier)
 
     def _short_convolution(
-        self, layer: Layer, taps: Tensor, x: Tensor, cache: Tensor, slots: Tensor, earlier: Tensor, there: Tensor
+        self,
+        layer: Layer,
+        taps: Tensor,
+        x: Tensor,
+        normed: Tensor,
+        cache: Tensor,
+        slots: Tensor,
+        earlier: Tensor,
+        there: Tensor,
     ) -> None:
-        """Adds the layer's gated short convolution (LFM2, Liquid AI 2025) to `x`, in place.
+        """Adds the layer's gated short convolution (LFM2, Liquid AI 2025) over `normed` to `x`, in place.
 
         `cache` is (2, blocks, block_size, 1, hidden / 2). `earlier` (tokens, taps - 1) are the slots of the tokens
         before each one, the nearest last; `there` (the same shape, 1) is 0 where the sequence had not begun.
         """
-        normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
         gate_in, gate_out, values = layer.qkv(normed).chunk(3, dim=-1)
         product = gate_in * values
         kept = cache.view(2, -1, cache.shape[-1])
@@ -280,9 +295,8 @@ class Decoder:
         mixed = (before.float() * there * taps[:-1]).sum(1).addcmul_(product.float(), taps[-1])
         x.add_(layer.o(gate_out * mixed.to(x.dtype)), alpha=self.spec.residual_multiplier)
 
-    def _mlp(self, layer: Layer, x: Tensor) -> None:
-        """Adds the layer's gated MLP (Shazeer 2020) to `x`, in place."""
-        normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
+    def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
+        """Adds the layer's gated MLP (Shazeer 2020) over `normed` to `x`, in place."""
         out = self._gated(normed, layer) if layer.router is None else self._mixture(layer, layer.router, normed)
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
@@ -290,6 +304,8 @@ class Decoder:
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
         gate, up = mlp.gate_up(x).chunk(2, dim=-1)
+        if isinstance(mlp, Expert) and self._expert_gate is not None:
+            return mlp.down(clamped_swiglu(gate, up, self._expert_gate))
         return mlp.down(self._activation(gate).mul_(up))
 
     def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
@@ -300,7 +316,7 @@ class Decoder:
         """
         experts = self.spec.experts
         assert experts is not None, "it has a router"
-        weights, chosen = (x.float() @ router.T).softmax(-1).topk(experts.per_token)
+        weights, chosen = F.linear(x.float(), router, layer.router_bias).softmax(-1).topk(experts.per_token)
         if experts.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)

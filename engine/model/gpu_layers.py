@@ -62,8 +62,14 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MAX_GROUPED}"
     if spec.conv_layers:
         return "it has short convolutions"
+    if spec.sinks:
+        return "its attention has sinks"
     if spec.experts is not None:
         return "it has experts"
+    if spec.norm != "rms":
+        return "its norms subtract the mean"
+    if spec.parallel:
+        return "attention and MLP read one norm"
     if any(rope is not None and rope.query_beta for rope in spec.ropes):
         return "its queries grow with their position"
     return "" if _interpreted() else _unlaunchable()

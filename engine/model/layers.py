@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing
 from engine.model.loader import Weights
-from engine.model.model_spec import Activation, ModelSpec, Rope, WeightNames
+from engine.model.model_spec import Activation, ClampedSwiGLU, Experts, ModelSpec, NormKind, Rope, WeightNames
 from engine.model.quantized_weight import AffineWeight
 
 
@@ -129,6 +129,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def clamped_swiglu(gate: Tensor, up: Tensor, by: ClampedSwiGLU) -> Tensor:
+    """Returns the gated values, (tokens, intermediate), of halves of that shape."""
+    gate, up = gate.clamp(max=by.limit), up.clamp(-by.limit, by.limit)
+    return torch.sigmoid(gate * by.alpha).mul_(gate).mul_(up + 1)
+
+
 class RMSNorm:
     """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019).
 
@@ -154,6 +160,18 @@ class RMSNorm:
             return self(x.float()).to(x.dtype)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x / torch.hypot(length, self._floor)).mul_(self._scaled)
+
+
+class LayerNorm(RMSNorm):
+    """LayerNorm without a bias (Ba et al. 2016): RMSNorm of x less its mean."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """A new tensor of x's shape and dtype."""
+        exact = x.float()
+        return super().__call__(exact - exact.mean(-1, keepdim=True)).to(x.dtype)
+
+
+NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +208,9 @@ class Layer:
     q_norm: RMSNorm | None  # over the whole projection
     k_norm: RMSNorm | None
     taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
+    sinks: Tensor | None = None  # (heads,) float32
     router: Tensor | None = None  # (experts, hidden) float32, of a mixture
+    router_bias: Tensor | None = None  # (experts,) float32
     experts: tuple[Expert, ...] = ()
 
 
@@ -215,10 +235,16 @@ class LayerReader:
 
     def norm(self, name: str, width: int) -> RMSNorm:
         """Reads a norm over `width`; its weight stays in float32."""
-        return RMSNorm(self._norm_weight(name, width), self._spec.norm_eps)
+        return self._norm(self._norm_weight(name, width))
 
-    def _norm_weight(self, name: str, width: int) -> Tensor:
-        return self._weights.take(name, (width,)).to(self._device, torch.float32) + self._spec.norm_offset
+    def _norm(self, weight: Tensor) -> RMSNorm:
+        return NORMS[self._spec.norm](weight, self._spec.norm_eps)
+
+    def _norm_weight(self, name: str, *shape: int) -> Tensor:
+        return self._exact(name, *shape) + self._spec.norm_offset
+
+    def _exact(self, name: str, *shape: int) -> Tensor:
+        return self._weights.take(name, shape).to(self._device, torch.float32)
 
     def layer(self, index: int) -> Layer:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
@@ -232,22 +258,25 @@ class LayerReader:
 
         qk_norm = q_norm = k_norm = taps = None
         if index in spec.conv_layers:
-            taps = self._weights.take(f"{prefix}conv.conv.weight", (hidden, 1, spec.conv_taps))
-            taps = taps.to(self._device, torch.float32)[:, 0].T.contiguous()
+            taps = self._exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
-            both = torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
-            qk_norm = RMSNorm(both, spec.norm_eps)
+            qk_norm = self._norm(torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)]))
+        elif spec.qk_norm == "heads":
+            q = self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.heads, spec.head_dim)
+            k = self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.kv_heads, spec.head_dim)
+            qk_norm = self._norm(self._order(torch.cat([q, k]).flatten(), rope).unflatten(0, (-1, spec.head_dim)))
         elif spec.qk_norm == "projection":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
-            q_norm, k_norm = RMSNorm(q, spec.norm_eps), RMSNorm(k, spec.norm_eps)
+            q_norm, k_norm = self._norm(q), self._norm(k)
         experts = self._experts(prefix) if spec.experts is not None and index in spec.experts.layers else ()
-        router = None
+        router = router_bias = None
         if experts:
-            router = self._weights.take(f"{prefix}{names.router}.weight", (len(experts), hidden))
-            router = router.to(self._device, torch.float32)
+            router = self._exact(f"{prefix}{names.router}.weight", len(experts), hidden)
+        if experts and spec.experts is not None and spec.experts.router_bias:
+            router_bias = self._exact(f"{prefix}{names.router}.bias", len(experts))
         return Layer(
             window=spec.windows[index],
             rope=rope,
@@ -269,25 +298,47 @@ class LayerReader:
             ),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
-            mlp_pre_norm=norm(spec.pre_norm, names.mlp_pre_norm),
+            mlp_pre_norm=norm(spec.pre_norm and not spec.parallel, names.mlp_pre_norm),
             mlp_post_norm=norm(spec.post_norm, names.mlp_post_norm),
             qk_norm=qk_norm,
             q_norm=q_norm,
             k_norm=k_norm,
             taps=taps,
+            sinks=self._exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
             router=router,
+            router_bias=router_bias,
             experts=experts,
         )
 
     def _experts(self, prefix: str) -> tuple[Expert, ...]:
         spec, names, experts = self._spec, self._names, self._spec.experts
         assert experts is not None, "the layer has experts"
+        if names.stacked_experts:
+            return self._stacked_experts(f"{prefix}{names.stacked_experts}", experts)
         width, made = experts.intermediate_size, list[Expert]()
         for index in range(experts.count):
             own = f"{prefix}{names.expert.format(index=index)}"
             down = self._linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
             made.append(Expert(self._gate_up(own, names.expert_gate_up, width), down))
         return tuple(made)
+
+    def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
+        count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
+        opened = self.tensor(f"{stem}gate_up_proj", count, hidden, 2 * width)
+        closed = self.tensor(f"{stem}down_proj", count, width, hidden)
+        biases: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
+        if self._spec.mlp_bias:
+            of_opened = self.tensor(f"{stem}gate_up_proj_bias", count, 2 * width)
+            biases = list(zip(of_opened, self.tensor(f"{stem}down_proj_bias", count, hidden), strict=True))
+        apart = torch.arange(2 * width).view(width, 2).T.flatten()  # gate above up
+        pack = self._packing.plain
+        return tuple(
+            Expert(
+                pack(opened[index].T[apart], None if bias[0] is None else bias[0][apart]),
+                pack(closed[index].T.contiguous(), bias[1]),
+            )
+            for index, bias in enumerate(biases)
+        )
 
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
         if rope is None or rope.neighbours:
@@ -327,7 +378,7 @@ class LayerReader:
         return self._packing.plain(ordered(self._joined(prefix, self._names.qkv, widths, "weight")), added)
 
     def _gate_up(self, prefix: str, names: tuple[str, ...], width: int) -> Linear:
-        widths, whole = (width, width), self._spec.experts is None  # layers that torch runs want gate above up
+        widths, whole = (width, width), not self._spec.torch_layers  # layers that torch runs want gate above up
         bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-QKNorm = Literal["none", "head", "projection"]
+NormKind = Literal["rms", "layer"]
+QKNorm = Literal["none", "head", "heads", "projection"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
@@ -42,6 +43,15 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """gpt-oss's gate (OpenAI 2025): (up + 1) * gate * sigmoid(alpha * gate), with gate at most `limit` and up within
+    plus and minus `limit`."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts in the place of MLPs (Shazeer et al. 2017): each token takes the `per_token` likeliest of
     `count`, each a gated MLP of `intermediate_size`, weighted by their probabilities."""
@@ -51,6 +61,8 @@ class Experts:
     intermediate_size: int
     layers: tuple[int, ...]  # that have them; others have an MLP
     normalised: bool = True  # the weights of the chosen ones sum to 1
+    router_bias: bool = False
+    gate: ClampedSwiGLU | None = None  # in place of the model's activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +85,19 @@ class ModelSpec:
     windows: tuple[int | None, ...]
     ropes: tuple[Rope | None, ...]
     activation: Activation = "silu"
+    norm: NormKind = "rms"  # "layer": less the mean first (Ba et al. 2016), without a bias
     norm_eps: float = 1e-6
     norm_offset: float = 0.0  # added to every norm weight: 1 for Gemma, whose checkpoints store weight - 1
     pre_norm: bool = True
     post_norm: bool = False
-    qk_norm: QKNorm = "none"  # "head": over each head; "projection": over all heads of the projection at once
+    parallel: bool = False  # attention and MLP both read the norm before attention (Wang & Komatsuzaki 2021)
+    # "head": over each head; "heads": each has its own weight; "projection": over all heads of the projection at once
+    qk_norm: QKNorm = "none"
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     attention_scale: float = 1.0
+    sinks: bool = False  # a learned logit of each head joins the denominator of its softmax (gpt-oss)
     attention_softcap: float | None = None  # c * tanh(score / c)
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
@@ -91,6 +107,12 @@ class ModelSpec:
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
     conv_taps: int = 0  # tokens that it mixes: the last one and those before it
     experts: Experts | None = None
+
+    @property
+    def torch_layers(self) -> bool:
+        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no experts
+        and no sinks."""
+        return self.experts is not None or self.sinks
 
     @property
     def longrope_context(self) -> int | None:
@@ -118,6 +140,8 @@ class WeightNames:
     expert: str = "mlp.experts.{index}."  # before the names of its projections
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
+    stacked_experts: str = ""  # before the names of weights (experts, in, out), gate and up in turn (gpt-oss)
+    sinks: str = "self_attn.sinks"
     norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"
     attention_post_norm: str = ""

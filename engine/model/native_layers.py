@@ -144,6 +144,8 @@ class CpuLayers:
             spec.attention_scale,
             spec.residual_multiplier,
             self._structs,
+            spec.norm == "layer",
+            spec.parallel,
         )
 
     def _struct(self, layer: Layer) -> LayerStruct:

@@ -40,6 +40,7 @@ class ModelStruct(ctypes.Structure):
         ),
         *((name, ctypes.c_float) for name in ("eps", "scale", "residual")),
         ("layer", ctypes.POINTER(LayerStruct)),
+        *((name, ctypes.c_int64) for name in ("centred", "parallel")),
     ]
 
 
@@ -68,13 +69,14 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(tokens, in) bfloat16 -> (tokens, out) bfloat16."""
-        return self._apply(x, None, 0.0, torch.bfloat16)
+        return self._apply(x, None, 0.0, False, torch.bfloat16)
 
-    def logits(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-        """RMSNorm with weight `norm` (in,) float32, then the product: (tokens, in) -> (tokens, out) float32."""
-        return self._apply(x, norm, eps, torch.float32)
+    def logits(self, x: Tensor, norm: Tensor, eps: float, *, centred: bool) -> Tensor:
+        """RMSNorm with weight `norm` (in,) float32, or LayerNorm if `centred`, then the product: (tokens, in) ->
+        (tokens, out) float32."""
+        return self._apply(x, norm, eps, centred, torch.float32)
 
-    def _apply(self, x: Tensor, norm: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    def _apply(self, x: Tensor, norm: Tensor | None, eps: float, centred: bool, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
         to = torch.empty(len(x), self.out, dtype=dtype)
         if len(x):
@@ -83,6 +85,7 @@ class NativeLinear:
                 ctypes.c_int64(len(x)),
                 ctypes.c_void_p(pointer(norm)),
                 ctypes.c_float(eps),
+                ctypes.c_int(centred),
                 ctypes.byref(self.struct),
                 ctypes.c_void_p(to.data_ptr()),
                 ctypes.c_int(dtype == torch.float32),

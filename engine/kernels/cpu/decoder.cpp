@@ -34,6 +34,8 @@ struct Model {
   int64_t layers, hidden, heads, kv_heads, width, intermediate, gated;  // `gated` is the Output of the MLP's first half
   float eps, scale, residual;
   const Layer* layer;
+  int64_t centred;   // norms subtract the mean first
+  int64_t parallel;  // attention and MLP read one norm
 };
 
 struct Step {
@@ -84,7 +86,12 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
   const int64_t tokens = step.tokens, hidden = model.hidden, queries = model.heads * model.width;
   const int64_t joined = queries + 2 * model.kv_heads * model.width;
 
-  norm_packed(step.states, tokens, hidden, layer.attention_pre, model.eps, packed, threads);
+  const auto open = [&] {
+    linear(packed, tokens, layer.gate_up,
+           {static_cast<Output>(model.gated), wide, model.intermediate / 32, 1.0f}, threads);
+  };
+  norm_packed(step.states, tokens, hidden, layer.attention_pre, model.eps, model.centred, packed, threads);
+  if (model.parallel) open();  // before attention takes the memory of the normed rows
   if (layer.taps) {
     linear(packed, tokens, layer.qkv, {Output::kRows, rows, 3 * hidden, 1.0f}, threads);
     convolve(rows, tokens,
@@ -96,7 +103,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
     const PagedLayer cache = cache_of(step, index);
     linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
     const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
-                      layer.query_norm, layer.key_norm, model.eps,
+                      layer.query_norm, layer.key_norm, model.eps,  model.centred != 0,
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation],
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation + 1]};
     place(rows, tokens, heads, step.slots, cache, threads);
@@ -110,13 +117,14 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
       return;
     }
     linear(from, tokens, weight, {Output::kRows, rows, hidden, 1.0f}, threads);
-    norm_add(step.states, rows, tokens, hidden, post, model.eps, model.residual, threads);
+    norm_add(step.states, rows, tokens, hidden, post, model.eps, model.centred, model.residual, threads);
   };
   add(packed, layer.o, layer.attention_post);
 
-  norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, packed, threads);
-  linear(packed, tokens, layer.gate_up,
-         {static_cast<Output>(model.gated), wide, model.intermediate / 32, 1.0f}, threads);
+  if (!model.parallel) {
+    norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, model.centred, packed, threads);
+    open();
+  }
   add(wide, layer.down, layer.mlp_post);
 }
 
@@ -158,14 +166,15 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
   return 0;
 }
 
-// `to` = RMSNorm(rows) @ weight.T in float32 (to_floats) or bfloat16; a null norm multiplies the rows as they are.
-int ponder_linear(const ponder::bf16* rows, int64_t tokens, const float* norm, float eps, const ponder::Weight* weight,
-                  void* to, int to_floats, int threads) {
+// `to` = RMSNorm(rows) @ weight.T in float32 (to_floats) or bfloat16, LayerNorm if `centred`; a null norm multiplies the
+// rows as they are.
+int ponder_linear(const ponder::bf16* rows, int64_t tokens, const float* norm, float eps, int centred,
+                  const ponder::Weight* weight, void* to, int to_floats, int threads) {
   using namespace ponder;
   scratch.reserve((tokens + 15) / 16 * 16 * weight->in * sizeof(bf16) + 64);
   if (!scratch.memory) return -1;
   bf16* packed = reinterpret_cast<bf16*>(scratch.memory);
-  norm_packed(rows, tokens, weight->in, norm, eps, packed, threads);
+  norm_packed(rows, tokens, weight->in, norm, eps, centred, packed, threads);
   linear(packed, tokens, *weight, {to_floats ? Output::kFloats : Output::kRows, to, weight->out, 1.0f}, threads);
   return 0;
 }

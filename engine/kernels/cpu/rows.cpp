@@ -27,25 +27,45 @@ void over_tokens(int64_t tokens, int64_t width, int threads, const Each& each) {
   });
 }
 
-inline float inverse_rms(const bf16* row, int64_t width, float eps) {
-  Floats one = zeros(), two = one;
-  for (int64_t at = 0; at < width; at += 32) {
-    const Floats a = load16(row + at), b = load16(row + at + 16);
-    one = fmadd(a, a, one);
-    two = fmadd(b, b, two);
-  }
-  return 1.0f / std::sqrt(sum_of(add(one, two)) / static_cast<float>(width) + eps);
-}
-
 inline void put16(bf16* to, Floats x) { store16(to, x); }
 inline void put16(float* to, Floats x) { store(to, x); }
 
-// One head: times `scale` and `weight` (or neither), rotated by `rotations` (or not).
+// A row's normal form is (x - mean) * scale; an RMSNorm's mean is 0, which leaves the bits of x.
+struct Normal {
+  float mean = 0.0f, scale = 1.0f;
+
+  static Normal of(const bf16* row, int64_t width, float eps, bool centred) {
+    Normal normal;
+    if (centred) {
+      Floats one = zeros(), two = one;
+      for (int64_t at = 0; at < width; at += 32) {
+        one = add(load16(row + at), one);
+        two = add(load16(row + at + 16), two);
+      }
+      normal.mean = sum_of(add(one, two)) / static_cast<float>(width);
+    }
+    const Floats mean = splat(normal.mean);
+    Floats one = zeros(), two = one;
+    for (int64_t at = 0; at < width; at += 32) {
+      const Floats a = sub(load16(row + at), mean), b = sub(load16(row + at + 16), mean);
+      one = fmadd(a, a, one);
+      two = fmadd(b, b, two);
+    }
+    normal.scale = 1.0f / std::sqrt(sum_of(add(one, two)) / static_cast<float>(width) + eps);
+    return normal;
+  }
+
+  // Sixteen components from `at` on, times their weights.
+  Floats weighted(const bf16* row, const float* weight, int64_t at) const {
+    return mul(mul(sub(load16(row + at), splat(mean)), splat(scale)), load(weight + at));
+  }
+};
+
+// One head: its normal form times `weight` (or as it is), rotated by `rotations` (or not).
 template <typename To>
-inline void turn(const bf16* from, To* to, int64_t width, float scale, const float* weight, const float* rotations) {
+inline void turn(const bf16* from, To* to, int64_t width, Normal normal, const float* weight, const float* rotations) {
   for (int64_t at = 0; at < width; at += 16) {
-    Floats x = load16(from + at);
-    if (weight) x = mul(mul(x, splat(scale)), load(weight + at));
+    Floats x = weight ? normal.weighted(from, weight, at) : load16(from + at);
     if (rotations) x = turned(x, load(rotations + at));
     put16(to + at, x);
   }
@@ -65,8 +85,8 @@ inline Floats as_stored(Floats x) {
 
 }  // namespace
 
-void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bf16* packed,
-                 int threads) {
+void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bool centred,
+                 bf16* packed, int threads) {
   over_tokens(tokens, width, threads, [&](int64_t token) {
     const bf16* row = rows + token * width;
     bf16* to = packed + packed_at(token, width / 32, 0);
@@ -74,23 +94,20 @@ void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* w
       for (int64_t at = 0; at < width; at += 32) std::memcpy(to + at * 16, row + at, 64);
       return;
     }
-    const Floats scale = splat(inverse_rms(row, width, eps));
+    const Normal normal = Normal::of(row, width, eps, centred);
     for (int64_t at = 0; at < width; at += 32)
-      store32(to + at * 16, mul(mul(load16(row + at), scale), load(weight + at)),
-              mul(mul(load16(row + at + 16), scale), load(weight + at + 16)));
+      store32(to + at * 16, normal.weighted(row, weight, at), normal.weighted(row, weight, at + 16));
   });
 }
 
 void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, const float* weight, float eps,
-              float multiplier, int threads) {
+              bool centred, float multiplier, int threads) {
   over_tokens(tokens, width, threads, [&](int64_t token) {
     const bf16* from = update + token * width;
     bf16* to = rows + token * width;
-    const Floats scale = splat(inverse_rms(from, width, eps));
-    for (int64_t at = 0; at < width; at += 16) {
-      const Floats normed = mul(mul(load16(from + at), scale), load(weight + at));
-      store16(to + at, fmadd(normed, splat(multiplier), load16(to + at)));
-    }
+    const Normal normal = Normal::of(from, width, eps, centred);
+    for (int64_t at = 0; at < width; at += 16)
+      store16(to + at, fmadd(normal.weighted(from, weight, at), splat(multiplier), load16(to + at)));
   });
 }
 
@@ -100,32 +117,32 @@ void place(bf16* qkv, int64_t tokens, const Heads& h, const int64_t* slots, cons
     bf16* of = qkv + token * row;
     const float* key_turn = h.key_rotations ? h.key_rotations + token * h.width : nullptr;
     const float* query_turn = h.query_rotations ? h.query_rotations + token * h.width : nullptr;
-    float query_scale = 1.0f, key_scale = 1.0f;
+    Normal query_normal, key_normal;
     if (h.query_norm) {
-      query_scale = inverse_rms(of, queries, h.eps);
-      key_scale = inverse_rms(of + queries, side, h.eps);
+      query_normal = Normal::of(of, queries, h.eps, h.centred);
+      key_normal = Normal::of(of + queries, side, h.eps, h.centred);
     }
     for (int64_t head = 0; head < h.heads + h.kv_heads; ++head) {
       bf16* from = of + head * h.width;
       const bool key = head >= h.heads;
       const float* weight = nullptr;
-      float scale = 1.0f;
+      Normal normal;
       if (h.head_norm) {
         weight = h.head_norm + head * h.width;
-        scale = inverse_rms(from, h.width, h.eps);
+        normal = Normal::of(from, h.width, h.eps, h.centred);
       } else if (h.query_norm) {
         weight = key ? h.key_norm + (head - h.heads) * h.width : h.query_norm + head * h.width;
-        scale = key ? key_scale : query_scale;
+        normal = key ? key_normal : query_normal;
       }
       const float* rotations = key ? key_turn : query_turn;
       const int64_t slot_head = slots[token] * h.kv_heads + head - h.heads;  // of a key
       if (!cache.quantized()) {
         bf16* to = key ? static_cast<bf16*>(cache.keys) + slot_head * h.width : from;
-        turn(from, to, h.width, scale, weight, rotations);
+        turn(from, to, h.width, normal, weight, rotations);
         continue;
       }
       alignas(64) float turned_head[kMaxCodeWidth];
-      turn(from, turned_head, h.width, scale, weight, rotations);
+      turn(from, turned_head, h.width, normal, weight, rotations);
       rotate_head(turned_head, h.width);
       if (key)
         store_codes(turned_head, h.width, cache.keys, cache.key_scales, slot_head);

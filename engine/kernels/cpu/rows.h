@@ -5,18 +5,19 @@
 
 namespace ponder {
 
-// RMSNorm of rows of `width` elements, a multiple of 32, to packed rows; a null weight copies.
-void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bf16* packed,
-                 int threads);
-// rows += multiplier * RMSNorm(update).
+// RMSNorm of rows of `width` elements, a multiple of 32, to packed rows, or LayerNorm if `centred`; a null weight copies.
+void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bool centred,
+                 bf16* packed, int threads);
+// rows += multiplier * norm(update).
 void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, const float* weight, float eps,
-              float multiplier, int threads);
+              bool centred, float multiplier, int threads);
 
 struct Heads {
   int64_t heads, kv_heads, width;  // width of one head, a multiple of 32
   const float* head_norm;          // (heads + kv_heads, width): each head is normed, or null
   const float *query_norm, *key_norm;  // over all heads of the projection at once, or null
   float eps;
+  bool centred;  // norms subtract the mean first
   const float *key_rotations, *query_rotations;  // (tokens, width / 2) of cosine and sine, or null
 };
 

@@ -49,7 +49,7 @@ def preceding(
         q, kv, shared = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.heads // spec.kv_heads
         values = _rows_of(parts["qkv"], q + kv, q + 2 * kv)
         found["o"] = Preceding(values.name, values.rows, shared, spec.head_dim)
-    if spec.pre_norm:
+    if spec.pre_norm and not spec.parallel:  # one norm before both has not two scales
         found["qkv"] = Preceding(prefix + names.attention_pre_norm)
         found["gate_up"] = Preceding(prefix + names.mlp_pre_norm)
     return found

@@ -149,10 +149,12 @@ def open_source(source: Path, recipe: Recipe) -> LayerwiseModel:
             f"group is {recipe.group}, but the model has linears of {odd[0]} inputs; accepted: "
             f"{', '.join(accepted) or 'none, so int8 alone'}.",
         )
-    if recipe.method == "smoothquant" and not model.spec.pre_norm:
+    if recipe.method == "smoothquant" and (model.spec.parallel or not model.spec.pre_norm):
+        has = "one for attention and MLP together" if model.spec.parallel else "none"
         raise InvalidParameter(
             "method",
-            "method smoothquant scales by the norms before linears, and this model has none; accepted: rtn, gptq, awq.",
+            f"method smoothquant scales by the norms before linears, and this model has {has}; "
+            "accepted: rtn, gptq, awq.",
         )
     return model
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
@@ -66,7 +67,7 @@ class QuantizedSafetensors(SafetensorsWeights):
                 total += math.prod(shape) * self._scheme.elements[part]
             elif name.endswith("_blocks"):  # of MXFP4
                 total += math.prod(shape) * 2
-            elif part in ("weight", "bias"):
+            elif part in ("weight", "bias") or part.endswith("_bias"):
                 total += math.prod(shape)
         return total
 
@@ -87,16 +88,18 @@ class QuantizedSafetensors(SafetensorsWeights):
         return self._scheme.read(StoredParts(self, stem, shape)) if part == "weight" and len(shape) == 2 else None
 
     def _take_mxfp4(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        *outer, width = shape
+        *outer, width, out = shape
         blocks, kind = self.describe(f"{name}_blocks")
         scales, scales_kind = self.describe(f"{name}_scales")
-        wanted = (*outer, width // 32, 16)
+        wanted = (*outer, out, width // 32, 16)
         if (blocks, scales, kind, scales_kind) != (wanted, wanted[:-1], "U8", "U8") or width % 32:
             raise CheckpointError(
                 f"{self.place}: tensor {name!r} has blocks {blocks} {kind} and scales {scales} {scales_kind}; "
                 f"accepted: {wanted} and {wanted[:-1]} U8, as config.json asks for {shape}."
             )
-        return mxfp4(self.stored(f"{name}_blocks"), self.stored(f"{name}_scales"))
+        parts = zip(self.stored(f"{name}_blocks"), self.stored(f"{name}_scales"), strict=True)
+        # bfloat16 holds the values exactly; an expert at a time, as the work takes several times its memory
+        return torch.stack([mxfp4(*each).bfloat16() for each in parts]).transpose(-1, -2)
 
     def _is_empty_bias(self, name: str) -> bool:
         """Returns whether a quantised layer has a bias of zeros, which AutoGPTQ writes where the model has none."""

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.app.conftest import Server, serving
+from tests.tiny import write_harmony_checkpoint
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 THINK = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -273,3 +274,24 @@ def test_fields_that_nobody_knows_are_named_in_a_header_where_the_operator_says_
         known = http.post("/v1/chat/completions", json={"model": "tiny", "messages": HI, "max_tokens": 2})
         assert "X-Ponder-Ignored-Fields" not in known.headers
         assert http.post("/v1/chat/completions", json={**body, "audio": {"voice": "x"}}).status_code == 400
+
+
+def test_a_model_that_speaks_harmony_thinks_and_answers_in_channels(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"model": "default", "messages": HI, "max_tokens": 60, "temperature": 0}
+    schema = {"type": "json_schema", "json_schema": {"name": "said", "schema": {"enum": ["abc"]}}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with (
+        serving(write_harmony_checkpoint(tmp_path / "harmony"), tmp_path / "data") as server,
+        httpx.Client(base_url=f"{server.url}/v1", timeout=60) as http,
+    ):
+
+        def said(**more: Any) -> tuple[Any, Any]:
+            message = http.post("chat/completions", json={**asked, **more}).json()["choices"][0]["message"]
+            return message.get("reasoning_content"), message["content"]
+
+        assert said() == said(reasoning_effort="low") == ("abc", "abc")
+        assert said(reasoning_effort="none")[1] == said(chat_template_kwargs={"enable_thinking": False})[1] == "abc"
+        assert not said(reasoning_effort="none")[0]
+        assert said(response_format=schema) == ("abc", '"abc"')
+        refused = http.post("chat/completions", json={**asked, "tools": [tool]})
+        assert refused.status_code == 400 and "Harmony's channel `commentary`" in refused.json()["error"]["message"]

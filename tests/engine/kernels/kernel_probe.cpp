@@ -102,11 +102,13 @@ void products(const std::string& name, const Made& made, Numbers numbers) {
     const std::vector<bf16> rows = numbers.halves(tokens * weight.in, 3.0f);
     const std::string label = name + "-" + std::to_string(tokens);
     std::vector<bf16> plain(tokens * weight.out);
-    ponder_linear(rows.data(), tokens, nullptr, 1e-6f, &weight, plain.data(), 0, 2);
+    ponder_linear(rows.data(), tokens, nullptr, 1e-6f, 0, &weight, plain.data(), 0, 2);
     report(label, plain);
     std::vector<float> floats(tokens * weight.out);
-    ponder_linear(rows.data(), tokens, norm.data(), 1e-6f, &weight, floats.data(), 1, 1);
+    ponder_linear(rows.data(), tokens, norm.data(), 1e-6f, 0, &weight, floats.data(), 1, 1);
     report(label + "-floats", floats);
+    ponder_linear(rows.data(), tokens, norm.data(), 1e-6f, 1, &weight, floats.data(), 1, 1);
+    report(label + "-centred", floats);
   }
 }
 

@@ -38,7 +38,7 @@ DENSE_ORACLES = (
 # Near to others, which always run
 SLOW = (
     *("llama_tied", "llama_linear", "llama_yarn_mscale", "qwen2_windows", "phi3_partial", "lfm2_four_taps"),
-    *("olmo3", "gemma", "glm", "mixtral", "olmoe"),
+    *("olmo3", "gemma", "glm", "mixtral", "olmoe", "cohere"),
 )
 
 

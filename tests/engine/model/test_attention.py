@@ -82,24 +82,39 @@ def both(
     kv_heads: int,
     window: int | None,
     softcap: float | None,
+    sinks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Returns the results of `paged` and `reference` for random queries, keys and values."""
     torch.manual_seed(blocks)
     cache = torch.randn(2, blocks, block_size, kv_heads, WIDTH)
     query = torch.randn(len(batch.positions), heads, WIDTH)
     plan = plan_for(batch, cache, window, heads // kv_heads, maskless=softcap is None)
-    found = paged(query, cache, plan, window=window, scale=0.3, softcap=softcap)
-    return found, reference(query, cache, plan, window=window, scale=0.3, softcap=softcap)
+    logits = torch.randn(heads) if sinks else None
+    found = paged(query, cache, plan, window=window, scale=0.3, softcap=softcap, sinks=logits)
+    return found, reference(query, cache, plan, window=window, scale=0.3, softcap=softcap, sinks=logits)
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5], ids=["plain", "softcap"])
+@pytest.mark.parametrize(
+    ("softcap", "sinks"),
+    [(None, False), (1.5, False), (None, True), (1.5, True)],
+    ids=["plain", "softcap", "sinks", "softcap_sinks"],
+)
 @pytest.mark.parametrize("window", [None, 5, 24], ids=["whole", "window5", "window24"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=[name.replace(" ", "_") for name in SHAPES])
-def test_paged_equals_reference(shapes: Sequence[tuple[int, int]], window: int | None, softcap: float | None) -> None:
+def test_paged_equals_reference(
+    shapes: Sequence[tuple[int, int]], window: int | None, softcap: float | None, sinks: bool
+) -> None:
     for block_size, heads, kv_heads, shuffled in ((16, 6, 2, True), (4, 2, 2, False)):
         batch, blocks = make_batch(shapes, block_size, shuffled=shuffled)
         found, expected = both(
-            batch, blocks, block_size=block_size, heads=heads, kv_heads=kv_heads, window=window, softcap=softcap
+            batch,
+            blocks,
+            block_size=block_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
         )
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 

@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
         {"rope_parameters": {**tiny.PLAIN, "llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 80}},
     ),
     "pairs_of_neighbours": ("glm4", {"head_dim": 64}),
+    "parallel_layers": ("cohere2", {"sliding_window": 70, "hidden_size": 192}),
+    "centred_head_norms": ("cohere", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
 LENGTHS = (1, 7, 15, 16, 33, 140, 300)
@@ -58,6 +60,7 @@ SLOW = (
     "pairs_of_neighbours",
     "convolutions_four_taps",
     "multipliers",
+    "centred_head_norms",
     "partial_rotation",
 )  # near to others, which always run
 
@@ -140,19 +143,27 @@ def test_a_rows_product_has_the_same_bits_among_any_number_of_rows(out: int, wid
         assert torch.equal(layer(x[:rows]), alone[:rows]), rows
 
 
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "mlp_only_layers": [1]}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 
 
-def test_experts_are_products_of_the_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "model", "sizes"),
+    [
+        ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}),
+        ("GptOssConfig", "GptOssForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 4}),
+    ],
+    ids=["qwen3_moe", "gpt_oss"],
+)
+def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     """Torch runs the layers. Prompts are short: of more tokens one is near enough to a tie for another expert."""
-    made = tiny.build("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**WIDE, **EXPERTS})
+    made = tiny.build(config, model, {**WIDE, **sizes})
     path = tiny.save(made.to(torch.bfloat16), tmp_path)
     few = [prompt for prompt in prompts() if len(prompt) < 34]
     exact = Stepper(load_decoder(path, dtype=torch.float32), few, seed=1).run(300)
     rounded = Stepper(load_decoder(path, dtype=torch.bfloat16, kernels="torch"), few, seed=1).run(300)
     decoder = load_decoder(path, dtype=torch.bfloat16)
     assert all(isinstance(each.gate_up, TiledWeight) for each in decoder._layers[0].experts)
-    assert not decoder._layers[1].experts
+    assert bool(decoder._layers[1].experts) == ("mlp_only_layers" not in sizes)
     for ours, plain, expected in zip(Stepper(decoder, few, seed=1).run(300), rounded, exact, strict=True):
         assert apart(ours, expected) < max(1.5 * apart(plain, expected), 0.02)
 

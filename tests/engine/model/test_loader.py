@@ -184,6 +184,19 @@ def test_unsupported_architecture_lists_those_supported(model: Path) -> None:
     assert all(name in str(caught.value) for name in SUPPORTED)
 
 
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Cohere3ForCausalLM", "CohereForCausalLM"),
+        ("Qwen3_5ForConditionalGeneration", "Qwen3ForCausalLM"),
+        ("Glm4MoeForCausalLM", "Glm4ForCausalLM"),
+    ],
+)
+def test_an_unsupported_architecture_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UnsupportedArchitecture, match=f"{name}' is not supported; the nearest is {nearest}; supported"):
+        family_of({"architectures": [name]})
+
+
 def test_model_type_stands_in_for_missing_architectures() -> None:
     assert family_of({"model_type": "qwen2"}).architectures == ("Qwen2ForCausalLM",)
 

@@ -56,7 +56,7 @@ def test_prefill_and_decode_in_one_batch(case: Case) -> None:
     assert_parity([torch.cat(part) for part in parts], case.expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2_windows"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2_windows", "gpt_oss"])
 def test_reference_attention_gives_the_same_logits(own_cases: Any, name: str) -> None:
     case = own_cases(name)
     config = read_json(case.path / "config.json")
@@ -124,10 +124,36 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("glm4", "pairs of neighbours", lambda s: {"ropes": tuple(replace(r, neighbours=False) for r in s.ropes)}),
     ("glm4", "norms after", {"post_norm": False}),
     ("ministral3", "growing queries", lambda s: {"ropes": tuple(replace(r, query_beta=0.0) for r in s.ropes)}),
+    ("cohere2", "norms less the mean", {"norm": "rms"}),
+    ("cohere2", "one norm for both", {"parallel": False}),
+    ("cohere2", "output bias", {"o_bias": False}),
+    ("cohere2", "windows", _no_windows),
+    ("cohere2", "layers without positions", _everywhere(None)),
+    ("cohere2", "pairs of neighbours", lambda s: {"ropes": tuple(r and replace(r, neighbours=False) for r in s.ropes)}),
+    ("cohere2", "logit scale", {"logits_scaling": 1.0}),
+    ("cohere", "query and key norms", {"qk_norm": "none"}),
     ("qwen3_moe", "two experts a token", lambda s: {"experts": replace(s.experts, per_token=1)}),
     ("qwen3_moe", "weights as they are", lambda s: {"experts": replace(s.experts, normalised=True)}),
     ("mixtral", "weights that sum to one", lambda s: {"experts": replace(s.experts, normalised=False)}),
     ("olmoe", "query and key norm", {"qk_norm": "none"}),
+    ("gpt_oss", "sinks", {"sinks": False}),
+    ("gpt_oss", "windows", _no_windows),
+    ("gpt_oss", "attention bias", {"qkv_bias": False}),
+    ("gpt_oss", "biases of experts", {"mlp_bias": False}),
+    ("gpt_oss", "bias of the router", lambda s: {"experts": replace(s.experts, router_bias=False)}),
+    ("gpt_oss", "weights that sum to one", lambda s: {"experts": replace(s.experts, normalised=False)}),
+    ("gpt_oss", "clamped gate", lambda s: {"experts": replace(s.experts, gate=None)}),
+    (
+        "gpt_oss",
+        "limit of the gate",
+        lambda s: {"experts": replace(s.experts, gate=replace(s.experts.gate, limit=7.0))},
+    ),
+    (
+        "gpt_oss",
+        "slope of the gate",
+        lambda s: {"experts": replace(s.experts, gate=replace(s.experts.gate, alpha=1.0))},
+    ),
+    ("gpt_oss", "no truncation", lambda s: {"ropes": tuple(replace(r, truncate=True) for r in s.ropes)}),
     ("lfm2", "query and key norm", {"qk_norm": "none"}),
 ]
 

@@ -100,6 +100,12 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gemma": ("GemmaConfig", "GemmaForCausalLM", {"head_dim": 12}),
     "glm": ("GlmConfig", "GlmForCausalLM", {"head_dim": 12}),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {"head_dim": 16}),
+    "cohere": ("CohereConfig", "CohereForCausalLM", {"use_qk_norm": True}),
+    "cohere2": (
+        "Cohere2Config",
+        "Cohere2ForCausalLM",
+        {"num_hidden_layers": 4, "sliding_window": 24, "attention_bias": True},
+    ),
     "ministral3": (
         "Ministral3Config",
         "Ministral3ForCausalLM",
@@ -108,6 +114,18 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [1]}),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", {"num_experts": 6, "num_experts_per_tok": 3}),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 24,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",

@@ -56,7 +56,8 @@ def rounded(weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("method", ["awq", "smoothquant"])
 @pytest.mark.parametrize(
-    "name", ["llama_biased", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "granite", "olmo2", "lfm2_four_taps"]
+    "name",
+    ["llama_biased", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "granite", "olmo2", "cohere2", "lfm2_four_taps"],
 )
 def test_folding_leaves_the_model_as_it_is(name: str, method: str, tmp_path: Path) -> None:
     model = LayerwiseModel(checkpoint(name, tmp_path))
@@ -87,7 +88,7 @@ def test_folding_leaves_the_model_as_it_is(name: str, method: str, tmp_path: Pat
         folded = list(model.outputs(index, model.layer(index, ReplacedWeights(model.weights, tensors)), folded))
     wanted, found = (model.log_probs(torch.cat(states)) for states in (plain, folded))
     assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
-    assert scaled > 1 or (name, method) == ("olmo2", "smoothquant")  # it has no norm before a linear
+    assert scaled > 1 or (name in ("olmo2", "cohere2") and method == "smoothquant")  # no linear has a norm of its own
 
 
 def test_a_norm_of_16_bits_is_divided_exactly() -> None:

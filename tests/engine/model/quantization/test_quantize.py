@@ -24,7 +24,19 @@ from tests.engine.model.stepping import Stepper, apart
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = ("llama_biased", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3", "granite", "olmo2", "lfm2")
+FAMILIES = (
+    "cohere2",
+    "llama_biased",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "phi3",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "olmo2",
+    "lfm2",
+)
 RECIPES = (
     *(Recipe("int8", method) for method in ("rtn", "gptq", "awq", "smoothquant")),
     *(Recipe("int4", method, 32) for method in ("rtn", "gptq", "awq")),
@@ -173,6 +185,7 @@ def test_models_and_texts_that_do_not_fit_are_refused(checkpoints: Any, tmp_path
         (source, source, Recipe("int8", "rtn"), [], "the model itself"),
         (source, out, Recipe("int4", "gptq", 128), CALIBRATION, "64 inputs; accepted: 32, 64"),
         (checkpoints("olmo2"), out, Recipe("int8", "smoothquant"), CALIBRATION, "norms before linears"),
+        (checkpoints("cohere2"), out, Recipe("int8", "smoothquant"), CALIBRATION, "one for attention and MLP together"),
         (source, out, Recipe("int4", "gptq", 32), CALIBRATION[:2], "120 tokens .* needs 2,048"),
         (source, out, Recipe("int4", "rtn", 32), [[5] * 700], "700 tokens; the model takes at most 640"),
     ]

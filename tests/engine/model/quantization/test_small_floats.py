@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from engine.model.decoder import load_decoder
 from engine.model.quantization.checkpoint import open_weights
 from engine.model.quantization.small_floats import mxfp4
+from tests.engine.model import tiny
 from tests.engine.model.quantization.test_packed_integers import (
     OUT,
     WIDTH,
@@ -25,6 +27,9 @@ from tests.engine.model.quantization.test_packed_integers import (
     generators,
     read,
 )
+from tests.engine.model.stepping import Stepper, apart
+
+IN_BLOCKS = {"hidden_size": 64, "intermediate_size": 32}  # of 32 values
 
 
 def eight_bits(random: torch.Generator, shape: tuple[int, ...]) -> Tensor:
@@ -76,9 +81,29 @@ def test_mxfp4_experts_are_taken_under_the_name_of_the_weight(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "mxfp4"}}))
     save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
-    assert torch.equal(weights.take(name, (2, OUT, WIDTH)), mxfp4(blocks, scales))
+    assert torch.equal(weights.take(name, (2, WIDTH, OUT)).float(), mxfp4(blocks, scales).transpose(1, 2))
     weights.check_all_used(())
     assert weights.parameters() == 2 * OUT * WIDTH
+
+
+def test_gpt_oss_with_experts_in_mxfp4_is_the_model_of_their_values(tmp_path: Path) -> None:
+    random = next(generators())
+    model = tiny.build("GptOssConfig", "GptOssForCausalLM", {**tiny.MODELS["gpt_oss"][2], **IN_BLOCKS})
+    tiny.save(model, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, width, out = stored.pop(name).shape
+        blocks = torch.randint(0, 256, (count, out, width // 32, 16), generator=random, dtype=torch.uint8)
+        scales = torch.randint(120, 126, (count, out, width // 32), generator=random, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        model.get_parameter(name).data.copy_(mxfp4(blocks, scales).transpose(1, 2))
+    save_file(stored, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    prompt = list(range(3, 63))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0]
+    assert apart(Stepper(load_decoder(tmp_path, dtype=torch.float32), [prompt]).run(23)[0], expected) < 1e-4
 
 
 def nf4_table() -> Tensor:
