@@ -15,7 +15,7 @@ from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
 from engine.core.mixture import Mixture
 from engine.core.output_processor import OutputProcessor, score_jobs
 from engine.core.repetition import RepetitionDetector
-from engine.core.request import FollowerJob, ScoreJob, SequenceState, SpanJob
+from engine.core.request import FollowerJob, PrefillJob, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import is_greedy, looks_back
 from engine.core.scheduler import Scheduler
 from engine.core.span_state import SpanState
@@ -99,7 +99,8 @@ class EngineCore:
 
     def next_deadline(self) -> float | None:
         """Returns the time, by its clock, at which the core must wake although nothing runs."""
-        return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
+        times = [s.deadline for s in self._deadlines.values()]
+        return min((at for at in (*times, self._scheduler.warms_at) if at is not None), default=None)
 
     def handle(self, command: m.Command) -> None:
         """Handles a command, or queues it while a step is in flight. Replies wait for `take_replies`."""
@@ -112,6 +113,8 @@ class EngineCore:
         match command:
             case m.Open():
                 self._open(command)
+            case m.Warm():
+                self._warm(command)
             case m.Restore():
                 self._restore(command)
             case m.GetStats():
@@ -174,6 +177,16 @@ class EngineCore:
         if command.deadline_s is not None:
             seq.deadline = self._clock() + command.deadline_s
         self._adopt(seq, None)
+
+    def _warm(self, command: m.Warm) -> None:
+        root = root_digest(self._secret, self._config.model, "", command.tenant)
+        self._private_id -= 1
+        seq = SequenceState(
+            self._private_id, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant,
+            job=PrefillJob(),
+        )  # fmt: skip
+        seq.append(list(command.tokens), generated=False)
+        self._scheduler.warm(seq)
 
     def _restore(self, command: m.Restore) -> None:
         scope = None if command.scope is None else self._sequences.get(command.scope)
@@ -480,6 +493,8 @@ class EngineCore:
             resumed_late=counters.resumed_late,
             resumed_tokens=counters.resumed_tokens,
             resumed_reused_tokens=counters.resumed_reused_tokens,
+            warmed_tokens=counters.warmed_tokens,
+            warmed_hit_tokens=counters.warmed_hit_tokens,
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
         )
 
