@@ -15,7 +15,7 @@ from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
 from engine.core.mixture import Mixture
 from engine.core.output_processor import OutputProcessor, score_jobs
 from engine.core.repetition import RepetitionDetector
-from engine.core.request import FollowerJob, PrefillJob, ScoreJob, SequenceState, SpanJob
+from engine.core.request import FollowerJob, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import is_greedy, looks_back
 from engine.core.scheduler import Scheduler
 from engine.core.span_state import SpanState
@@ -112,9 +112,10 @@ class EngineCore:
     def _handle(self, command: m.Command) -> None:
         match command:
             case m.Open():
-                self._open(command)
+                self._adopt(self._made(command.sequence, command), None, command.deadline_s)
             case m.Warm():
-                self._warm(command)
+                self._private_id -= 1
+                self._scheduler.warm(self._made(self._private_id, command))
             case m.Restore():
                 self._restore(command)
             case m.GetStats():
@@ -168,25 +169,11 @@ class EngineCore:
             case m.Close():
                 self._close(seq, "the sequence was closed")
 
-    def _open(self, command: m.Open) -> None:
+    def _made(self, id: int, command: m.Open | m.Warm) -> SequenceState:
         root = root_digest(self._secret, self._config.model, "", command.tenant)
-        seq = SequenceState(
-            command.sequence, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant
-        )
+        seq = SequenceState(id, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant)
         seq.append(list(command.tokens), generated=False)
-        if command.deadline_s is not None:
-            seq.deadline = self._clock() + command.deadline_s
-        self._adopt(seq, None)
-
-    def _warm(self, command: m.Warm) -> None:
-        root = root_digest(self._secret, self._config.model, "", command.tenant)
-        self._private_id -= 1
-        seq = SequenceState(
-            self._private_id, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant,
-            job=PrefillJob(),
-        )  # fmt: skip
-        seq.append(list(command.tokens), generated=False)
-        self._scheduler.warm(seq)
+        return seq
 
     def _restore(self, command: m.Restore) -> None:
         scope = None if command.scope is None else self._sequences.get(command.scope)
@@ -199,9 +186,7 @@ class EngineCore:
             tail=command.tail,
         )  # fmt: skip
         seq.counts.update(token for token, sampled in zip(seq.tokens, seq.generated, strict=True) if sampled)
-        if command.deadline_s is not None:
-            seq.deadline = self._clock() + command.deadline_s
-        self._adopt(seq, scope)
+        self._adopt(seq, scope, command.deadline_s)
 
     def _snapshot(self, seq: SequenceState) -> bytes:
         """Encodes the sequence, and puts its K/V where the next engine finds it."""
@@ -232,8 +217,10 @@ class EngineCore:
         else:
             self._replies.append(m.Ready(request))
 
-    def _adopt(self, seq: SequenceState, scope: SequenceState | None) -> None:
+    def _adopt(self, seq: SequenceState, scope: SequenceState | None, deadline_s: float | None = None) -> None:
         self._sequences[seq.id] = seq
+        if deadline_s is not None:
+            seq.deadline = self._clock() + deadline_s
         if scope is not None:
             seq.parent = scope
             scope.children[seq.id] = seq

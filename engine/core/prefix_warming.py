@@ -1,31 +1,35 @@
 """Prefix warming: prefills what is likely to be asked for next into the prefix cache, while nothing else runs.
 
-Prefixes wait here until no sequence has had work for `IDLE_S` seconds; the oldest is then read in small chunks. As soon
-as a sequence has work, the blocks are released, where they stay cached, and the prefix waits again. Empty blocks are
-taken, and those that the eviction policy values less; where there are none, the prefix is dropped. Warming marks no
-block as reused: nobody has asked for it yet. Knows nothing of chats, nor of the sequences that run.
+Prefixes wait here until no sequence has had work for `IDLE_S` seconds; the oldest is then read in chunks of some
+`CHUNK_S` seconds, as a request that comes meanwhile waits for one. As soon as a sequence has work, the blocks are
+released, where they stay cached, and the prefix waits again. Empty blocks are taken, and those that the eviction policy
+values less; where there are none, the prefix is dropped. Warming marks no block as reused: nobody has asked for it yet.
+Knows nothing of chats, nor of the sequences that run.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
-from engine.core.request import SequenceState
+from engine.core.request import PrefillJob, SequenceState
 from engine.core.step import Row
 from engine.kv_cache.block_pool import BlockPool
 
 IDLE_S = 0.2  # a program that sends its next request at once never meets a chunk; a person takes longer
+CHUNK_S = 0.02  # of a chunk of more than MIN_TOKENS
+MIN_TOKENS = 16  # of a chunk on any device
 MAX_PREFIXES = 32  # that wait; the oldest is dropped for one more
 
 
 class PrefixWarmer:
-    """Warms the prefixes of one core. `budget` returns the tokens that a chunk may have now."""
+    """Warms the prefixes of one core."""
 
-    def __init__(self, pool: BlockPool, block_size: int, budget: Callable[[], int]) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, max_tokens: int) -> None:
+        """`max_tokens`: of a chunk."""
         self._pool = pool
         self._size = block_size
-        self._budget = budget
+        self._max_tokens = max_tokens
+        self._chunk = min(MIN_TOKENS, max_tokens)
         self._prefixes: deque[SequenceState] = deque()
         self._idle_since = 0.0
 
@@ -36,6 +40,7 @@ class PrefixWarmer:
         if len(self._prefixes) >= MAX_PREFIXES:
             self._drop(self._prefixes[0])
         if whole:
+            seq.job = PrefillJob()
             self._prefixes.append(seq)
 
     @property
@@ -64,7 +69,7 @@ class PrefixWarmer:
         while self._prefixes:
             seq = self._prefixes[0]
             self._take_cached(seq)
-            end = self._allocate(seq, min(len(seq), seq.kv_len + self._budget()))
+            end = self._allocate(seq, min(len(seq), seq.kv_len + self._chunk))
             if end > seq.kv_len:
                 return Row(seq, seq.kv_len, end - seq.kv_len, logits_from=len(seq))
             self._drop(seq)  # all of it is cached, or the memory is short
@@ -78,6 +83,14 @@ class PrefixWarmer:
         seq.cursor = seq.kv_len = row.end
         if row.end == len(seq):
             self._drop(seq)
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns the size of the next chunk from the time of one: twice as many tokens where they fit `CHUNK_S`, half
+        as many where these did not."""
+        if seconds > CHUNK_S:
+            self._chunk = max(min(MIN_TOKENS, self._max_tokens), tokens // 2)
+        elif 2 * seconds < CHUNK_S:
+            self._chunk = min(self._max_tokens, max(self._chunk, 2 * tokens))
 
     # -- parts
 

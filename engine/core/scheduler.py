@@ -65,7 +65,7 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = SchedulerStats()
-        self._warmer = PrefixWarmer(pool, config.block_size, lambda: self._policy.interruptible)
+        self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
         self._soon = False  # a waiting sequence may be admitted in the next step
@@ -261,7 +261,11 @@ class Scheduler:
         return self._step(rows)
 
     def ran(self, step: Step, seconds: float) -> None:
-        """Reports the time of a step, sampling included: policies learn from it."""
+        """Reports the time of a step, sampling included: policies learn from it, or the size of the next chunk that is
+        warmed."""
+        if any(isinstance(row.seq.job, PrefillJob) for row in step.rows[:1]):
+            self._warmer.took(step.tokens, seconds)
+            return
         decodes = sum(row.count == 1 for row in step.rows)
         self._policy.ran(decodes, step.tokens - decodes, seconds)
 

@@ -66,16 +66,6 @@ class PrefillBudget:
             reading = max((STRETCH - 1) * alone / costs.read, self._wanted(alone, costs.read, queue))
         return min(self._max_tokens, decodes + max(MIN_COUNT, int(reading)))
 
-    @property
-    def interruptible(self) -> int:
-        """Returns the token budget of a step of prefill that nobody waits for: it takes as long as one in which a
-        sequence decodes may take, so a request that comes meanwhile waits no longer than for such a step."""
-        costs = self.costs
-        if costs is None or costs.read == 0:
-            return min(self._max_tokens, MIN_COUNT)
-        allowed = STRETCH * (costs.step + costs.decode) if self._goal is None else self._goal
-        return min(self._max_tokens, max(MIN_COUNT, int((allowed - costs.step) / costs.read)))
-
     def ran(self, decodes: int, reading: int, seconds: float) -> None:
         """Learns from a step: its decodes, its prefill tokens, its seconds."""
         if decodes + reading == 0:
@@ -163,11 +153,6 @@ class Policy:
         """Returns the seconds of a prompt token in steps of prefill alone, as learnt; None while too little is
         known."""
         return self._chunks.token_s
-
-    @property
-    def interruptible(self) -> int:
-        """Returns the token budget of a step that nobody waits for."""
-        return self._chunks.interruptible
 
     def victim(self, running: Collection[SequenceState], now: float) -> SequenceState:
         """Returns the sequence to preempt when running ones have too few blocks: the youngest of the lowest class."""
