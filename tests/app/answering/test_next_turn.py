@@ -107,7 +107,7 @@ def test_responses_are_warmed(warming: Server, http: httpx.Client) -> None:
 
 
 def test_messages_are_warmed(warming: Server, http: httpx.Client) -> None:
-    question = {"role": "user", "content": "Use 5, 5, 5 and 1 to make 24. " * 3}
+    question = {"role": "user", "content": "Use 4, 6, 9 and 1 to make 24."}
     asked = {"model": "default", "temperature": 0, "max_tokens": 1100}
     asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
     first = posted(http, "/v1/messages", {**asked, "messages": [question]})
