@@ -69,9 +69,11 @@ def create_app(
     if isinstance(engine, ModelRegistry):
         models = engine
     else:
-        models = ModelRegistry(
-            [ServedModel(engine, settings.model, settings.served_model_name, settings.tool_call_parser)]
-        )
+        served = ServedModel(
+            engine, settings.model, settings.served_model_name, settings.tool_call_parser,
+            warm_next_turn=settings.warm_next_turn,
+        )  # fmt: skip
+        models = ModelRegistry([served])
     meter = ServerMetrics(models, Goals.of_settings(settings))
 
     def used(key_id: str, tokens: int) -> None:

@@ -162,6 +162,24 @@ class Engine:
         self.post(m.Open(id, tuple(given), tenant, priority, deadline_s))
         return Sequence(self, id, given)
 
+    def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0) -> None:
+        """Prefills whole blocks of these tokens into the tenant's prefix cache, once the engine has nothing else to do.
+
+        A hint, with no reply: nothing is generated, and a request that comes first halts it within a step. It takes
+        only blocks that are empty, or that the eviction policy values less; it is given up where there are none, when
+        a sequence of the tenant's goes on from these tokens, and when too many others come after it.
+
+        Raises:
+            ContextLengthExceeded: the context cannot hold the tokens and one more.
+            InvalidParameter: a token id is outside the vocabulary, or the prefix cache is off.
+        """
+        if not self.config.prefix_cache:
+            raise InvalidParameter("prefix_cache", "prefix_cache is off; accepted: on, to have a prefix warmed.")
+        given = tuple(tokens)
+        self.check_tokens(given)
+        self.check_length(len(given) + 1)
+        self.post(m.Warm(given, tenant, priority))
+
     async def resume(
         self, snapshot: bytes, *, tenant: str = "", priority: int = 0, deadline_s: float | None = None
     ) -> Sequence:
@@ -242,6 +260,11 @@ class Engine:
     def healthy(self) -> bool:
         """Returns whether the core is running."""
         return self.state == "running"
+
+    @property
+    def busy(self) -> bool:
+        """Returns whether spans or scores of this client's run or wait."""
+        return bool(self._queued)
 
     async def stop(self) -> None:
         """Closes every sequence and ends the core. Idempotent."""

@@ -122,6 +122,8 @@ class Stats:
     resumed_late: int = 0  # of those, after their pin's TTL
     resumed_tokens: int = 0  # tokens that had K/V when the wait began, of all that went on
     resumed_reused_tokens: int = 0  # of those, not recomputed
+    warmed_tokens: int = 0  # prefilled while idle, see `Engine.warm`; in no other count of prompts
+    warmed_hit_tokens: int = 0  # of those, found by a request; each counts once
     tiers: TierStats = field(default_factory=TierStats)
 
     @property

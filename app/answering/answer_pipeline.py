@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.admission.request_budget import scheduling
+from app.admission.request_budget import priority, scheduling
 from app.answering.answer_plan import AnswerPlan, ToolLoop
 from app.answering.model_cascade import ModelCascade, ModelChosen, Plan
+from app.answering.next_turn import Messages, NextTurn
 from app.answering.remote_answer import RemoteAnswer
 from app.answering.remote_model import RemotePlan, SentToRemote
 from app.answering.schema_check import wrong_with
@@ -25,7 +27,7 @@ from reasoning.agent import Agent, Happened, Wrote
 from reasoning.route import Routed
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, Tally
-from reasoning.turn import Turn
+from reasoning.turn import CallStart, Content, Turn
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
@@ -57,7 +59,8 @@ class AnswerPipeline:
 
     `watch` begins the request's clock. `plans` has one for each prompt, and `n` answers to each; with `auto` it has one
     for each model, and one answer, as it has for a remote model. With `loop` the one answer calls tools. `on_event`
-    hears strategies, cascades, the fallback weights, and reports of what was sent to a remote model.
+    hears strategies, cascades, the fallback weights, and reports of what was sent to a remote model. `said` returns the
+    answer as the chat's next prompt will have it: with `loop` only its caller knows.
     """
 
     watch: Callable[[], RequestWatch]
@@ -68,11 +71,14 @@ class AnswerPipeline:
     loop: ToolLoop | None = None
     on_event: Callable[[Event], None] = lambda event: None
     on_prefill: Callable[[Prefill], None] = lambda prefill: None
+    said: Callable[[], Messages] | None = None
     tally: Tally = field(default_factory=Tally)
     routing: dict[str, Any] = field(default_factory=dict)  # of cascade, remote and fallback as JSON, once there is one
     agent: Agent | None = None  # of the loop, once it runs
     sequence: EngineSequence | None = None  # of the first prompt, once it is open
     _chosen: Plan | None = None
+    _content: list[str] = field(default_factory=list)  # of the only answer
+    _calls: bool = False  # the answer has calls
 
     @property
     def plan(self) -> Plan:
@@ -105,7 +111,27 @@ class AnswerPipeline:
                 stream = self._written(self._local, watch)
             async with aclosing(stream) as answered:
                 async for each in answered:
+                    if isinstance(each[1], Wrote):
+                        self._record(each[1])
                     yield each
+        self._warm_next_turn()
+
+    def _record(self, wrote: Wrote) -> None:
+        for delta in wrote.deltas:
+            if isinstance(delta, Content):
+                self._content.append(delta.text)
+            self._calls = self._calls or isinstance(delta, CallStart)
+
+    def _warm_next_turn(self) -> None:
+        """Has the next turn's prompt prefilled: of several models the first is asked first again."""
+        plan, content = self.plans[0], "".join(self._content)
+        if not isinstance(plan, AnswerPlan) or plan.render is None or plan.served.next_turns is None:
+            return
+        said = self.said
+        if said is None and self.loop is None and not self._calls:
+            said = partial(list, [{"role": "assistant", "content": content}])
+        if said is not None and self.n == 1:
+            plan.served.next_turns.answered(NextTurn(plan.render, said, self.tenant, priority()))
 
     @property
     def _local(self) -> list[AnswerPlan]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from app.admission.request_budget import output_limit
+from app.answering.next_turn import Render
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
@@ -52,7 +53,8 @@ class AnswerPlan:
     are none. `check`: a JSON schema (as text) that the whole answer is validated against, where the mask allows a
     superset. `warnings`: parts of the request that are not enforced. `answer_tokens` bounds the answer without its
     thinking; a strategy's answers have the span's limit alone. `selected`: the tools of which the first turn has to
-    call one, and how; later turns are free.
+    call one, and how; later turns are free. `render` makes the prompt of the chat with messages after it; None where
+    the next turn begins with another prompt.
     """
 
     served: ServedModel
@@ -68,6 +70,7 @@ class AnswerPlan:
     answer_tokens: int | None = None
     selected: SelectedCall | None = None
     documents: tuple[ContextDocument, ...] = ()  # for a strategy that takes them
+    render: Render | None = None
 
     @property
     def limit(self) -> int:

@@ -63,7 +63,8 @@ class ModelRegistry:
         for name, engine in engines.items():
             first = name == settings.model_name
             path = settings.model if first else settings.models[name]
-            served.append(ServedModel(engine, path, name, settings.tool_call_parser if first else "auto"))
+            parser = settings.tool_call_parser if first else "auto"
+            served.append(ServedModel(engine, path, name, parser, warm_next_turn=settings.warm_next_turn))
         if len(served) < 2 and last is None:
             return cls(served, None, remotes)
         by_name = {each.name: each for each in served}
@@ -129,9 +130,7 @@ class ModelRegistry:
 
     async def stop(self) -> None:
         """Stops every engine, and closes the connections to remote models. Idempotent."""
-        await asyncio.gather(
-            *(each.engine.stop() for each in self._served), *(each.close() for each in self.remotes.values())
-        )
+        await asyncio.gather(*(each.stop() for each in self._served), *(each.close() for each in self.remotes.values()))
 
     async def __aenter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from app.answering.next_turn import NextTurnWarmer
 from app.config import DEFAULT_NAME
 from app.errors import invalid
 from engine.errors import ContextLengthExceeded
@@ -51,7 +52,15 @@ class ModelInfo:
 class ServedModel:
     """An engine and the public facts of its model."""
 
-    def __init__(self, engine: Engine, model: str, name: str | None = None, tool_call_parser: str = "auto") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: str,
+        name: str | None = None,
+        tool_call_parser: str = "auto",
+        *,
+        warm_next_turn: bool = False,
+    ) -> None:
         """
         Raises:
             CheckpointError: the model's tokenizer lacks a token of the tool parser, or a file of the model's is
@@ -65,6 +74,8 @@ class ServedModel:
         self.markers = Markers.of(engine.tokenizer)
         self.tool_parser = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_call_parser)
         self.line_breaks = line_breaks(engine.tokenizer)
+        warms = warm_next_turn and engine.config.prefix_cache
+        self.next_turns = NextTurnWarmer(engine) if warms else None
         self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
@@ -73,6 +84,12 @@ class ServedModel:
     def parameters(self) -> int:
         """Number of weights in the model."""
         return open_weights(self.engine.model_path).parameters()
+
+    async def stop(self) -> None:
+        """Stops the engine. Idempotent."""
+        if self.next_turns is not None:
+            self.next_turns.close()
+        await self.engine.stop()
 
     async def chat_tokens(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()

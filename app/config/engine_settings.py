@@ -147,6 +147,12 @@ class EngineSettings(BaseModel):
         False, "a request gets the same bits [whatever else runs](#the-same-tokens)", accepts="true or false"
     )
     prefix_cache: bool = setting(True, "reuses the KV of equal prompt beginnings", accepts="true or false")
+    warm_next_turn: bool = setting(
+        True,
+        "prefills a chat's next prompt after an answer, when the engine is idle",
+        more="as far as it is known: see [the next turn](performance.md#the-next-turn). Needs `prefix_cache`",
+        accepts="true or false",
+    )
     threads: int | None = setting(
         None,
         "CPU threads of the model",

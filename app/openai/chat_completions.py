@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from app.admission.request_budget import narrow
 from app.answering.answer_pipeline import AnswerPipeline
 from app.answering.answer_plan import AnswerPlan, remaining_context
+from app.answering.next_turn import Messages
 from app.answering.reasoning_config import ReasoningResolver, reduced_by_load
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
@@ -78,8 +79,12 @@ async def plan_chat(
     if calling.plan is not None:
         plan = calling.plan = calling.or_answer(calling.plan, held)
         constraint = (plan if calling.selected is None else calling.selected.plan).constrained
-    prompt = await served.chat_tokens(request.template_messages(), variables, request.listed(calling.shown))
-    prompt = reasoning_config.prompt(prompt, served)
+    messages, tools = request.template_messages(), request.listed(calling.shown)
+
+    async def render(after: Messages) -> list[int]:
+        return await served.chat_tokens([*messages, *after], variables, tools)
+
+    prompt = reasoning_config.prompt(await render(()), served)
     remaining = remaining_context(served, prompt, request.token_limit, field)
     span = request.span(served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=None)
     span = replace(
@@ -89,7 +94,7 @@ async def plan_chat(
         served, prompt, span, remaining, reasoning_config, variables, calling.plan,
         check=None if held is None else held.check,
         warnings=(*calling.warnings, *(() if held is None else held.warnings)),
-        selected=calling.selected,
+        selected=calling.selected, render=render,
     )  # fmt: skip
 
 

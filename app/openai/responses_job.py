@@ -177,6 +177,7 @@ class ResponseJob:
             {tool.name for tool in wanted}, logprobs if request.shows_logprobs else None, offer.namespaces,
             seals=ENCRYPTED in request.include,
         )  # fmt: skip
+        pipeline.said = lambda: conversation([("output", dict(item)) for item in output.items]).messages
         return cls(request, pipeline, stored, with_ids(items), tools, output, state.thoughts(user), id, private=private)
 
     async def whole(self) -> Json:

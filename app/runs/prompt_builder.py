@@ -16,6 +16,7 @@ from typing import Any
 
 from app.admission.request_budget import output_limit
 from app.answering.answer_plan import AnswerPlan, plan_calls, select_call, without_calls
+from app.answering.next_turn import Render
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.remote_model import Collections, RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
@@ -74,15 +75,19 @@ class History:
             if not answer["content"]:
                 continue
             said = [{"role": "user", "content": asked["content"]}]
-            spoken = [{"role": "assistant", "content": answer["content"]}]
-            messages += said + (_acted(answer["steps"]) or spoken)
-            plain += said + spoken
+            messages += said + answer_messages(answer["content"], answer["steps"])
+            plain += said + answer_messages(answer["content"])
             read_from |= _untrusted(answer["steps"])
             called |= {call.name for step in answer["steps"] for call in step.calls}
         last = {"role": "user", "content": question["content"]}
         return cls(
             [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called)
         )
+
+
+def answer_messages(content: str, steps: Sequence[AnswerStep] = ()) -> Messages:
+    """Returns an answer as later prompts have it: with its calls and results, where they can be shown as a whole."""
+    return _acted(steps) or [{"role": "assistant", "content": content}]
 
 
 def _acted(steps: Sequence[AnswerStep]) -> Messages:
@@ -155,12 +160,23 @@ async def plan_run(
         shown = messages if found is None else found.messages(messages)
         return reasoning_config.prompt(await served.chat_tokens(shown, variables, specs), served)
 
+    def render_after(messages: Messages) -> Render | None:
+        if found is not None:
+            return None  # the next question has passages of its own, at the prompt's beginning
+
+        async def render(after: Sequence[dict[str, Any]]) -> list[int]:
+            return await served.chat_tokens([*messages, *after], variables, specs)
+
+        return render
+
     prompt: list[int] | None = None
+    render = render_after(history.messages)
     if history.messages != history.plain:
         with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
             whole = await tokens(history.messages)
             prompt = whole if served.engine.max_model_len - len(whole) >= MIN_REMAINING else None
     if prompt is None:
+        render = render_after(history.plain)
         try:
             prompt = await tokens(history.plain)
         except ApiError as error:
@@ -195,7 +211,7 @@ async def plan_run(
                 )
         return AnswerPlan(
             served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens,
-            documents=tuple(documents),
+            documents=tuple(documents), render=render,
         )  # fmt: skip
     span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
     tools = read_tools(specs)
@@ -204,7 +220,9 @@ async def plan_run(
     if selected == ():
         span = replace(span, sampling=without_calls(span.sampling, tool_plan))
     call = await select_call(served, selected, tools, True, user)
-    return AnswerPlan(served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call)
+    return AnswerPlan(
+        served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call, render=render
+    )
 
 
 def plan_remote_run(

@@ -44,7 +44,7 @@ from app.runs.events import (
     ThinkingProgress,
     ThinkingStarted,
 )
-from app.runs.prompt_builder import DOCUMENTS, History, plan_remote_run, plan_run
+from app.runs.prompt_builder import DOCUMENTS, History, answer_messages, plan_remote_run, plan_run
 from app.runs.rag import GENERATIVE, REFUSAL, AnswerWay, CheckedAnswer, RetrievedContext, quote, retrieve_context
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
@@ -247,7 +247,7 @@ class Run:
             loop = ToolLoop(self.tools, limits, self.tools.clock)
         pipeline = self._pipeline = AnswerPipeline(
             lambda: self.watch, plans, tenant=ask.user, auto=auto, loop=loop, on_event=self._hear,
-            on_prefill=self._read,
+            on_prefill=self._read, said=lambda: answer_messages("".join(self._content), self._steps.steps()),
         )  # fmt: skip
         try:
             finish = await self._write(pipeline)

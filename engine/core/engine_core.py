@@ -99,7 +99,8 @@ class EngineCore:
 
     def next_deadline(self) -> float | None:
         """Returns the time, by its clock, at which the core must wake although nothing runs."""
-        return min((s.deadline for s in self._deadlines.values() if s.deadline is not None), default=None)
+        times = [s.deadline for s in self._deadlines.values()]
+        return min((at for at in (*times, self._scheduler.warms_at) if at is not None), default=None)
 
     def handle(self, command: m.Command) -> None:
         """Handles a command, or queues it while a step is in flight. Replies wait for `take_replies`."""
@@ -111,7 +112,10 @@ class EngineCore:
     def _handle(self, command: m.Command) -> None:
         match command:
             case m.Open():
-                self._open(command)
+                self._adopt(self._made(command.sequence, command), None, command.deadline_s)
+            case m.Warm():
+                self._private_id -= 1
+                self._scheduler.warm(self._made(self._private_id, command))
             case m.Restore():
                 self._restore(command)
             case m.GetStats():
@@ -165,15 +169,11 @@ class EngineCore:
             case m.Close():
                 self._close(seq, "the sequence was closed")
 
-    def _open(self, command: m.Open) -> None:
+    def _made(self, id: int, command: m.Open | m.Warm) -> SequenceState:
         root = root_digest(self._secret, self._config.model, "", command.tenant)
-        seq = SequenceState(
-            command.sequence, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant
-        )
+        seq = SequenceState(id, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant)
         seq.append(list(command.tokens), generated=False)
-        if command.deadline_s is not None:
-            seq.deadline = self._clock() + command.deadline_s
-        self._adopt(seq, None)
+        return seq
 
     def _restore(self, command: m.Restore) -> None:
         scope = None if command.scope is None else self._sequences.get(command.scope)
@@ -186,9 +186,7 @@ class EngineCore:
             tail=command.tail,
         )  # fmt: skip
         seq.counts.update(token for token, sampled in zip(seq.tokens, seq.generated, strict=True) if sampled)
-        if command.deadline_s is not None:
-            seq.deadline = self._clock() + command.deadline_s
-        self._adopt(seq, scope)
+        self._adopt(seq, scope, command.deadline_s)
 
     def _snapshot(self, seq: SequenceState) -> bytes:
         """Encodes the sequence, and puts its K/V where the next engine finds it."""
@@ -219,8 +217,10 @@ class EngineCore:
         else:
             self._replies.append(m.Ready(request))
 
-    def _adopt(self, seq: SequenceState, scope: SequenceState | None) -> None:
+    def _adopt(self, seq: SequenceState, scope: SequenceState | None, deadline_s: float | None = None) -> None:
         self._sequences[seq.id] = seq
+        if deadline_s is not None:
+            seq.deadline = self._clock() + deadline_s
         if scope is not None:
             seq.parent = scope
             scope.children[seq.id] = seq
@@ -480,6 +480,8 @@ class EngineCore:
             resumed_late=counters.resumed_late,
             resumed_tokens=counters.resumed_tokens,
             resumed_reused_tokens=counters.resumed_reused_tokens,
+            warmed_tokens=counters.warmed_tokens,
+            warmed_hit_tokens=counters.warmed_hit_tokens,
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
         )
 

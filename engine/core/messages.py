@@ -25,6 +25,16 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Warm:
+    """Prefills tokens into a tenant's prefix cache when nothing else runs. Nothing replies, and a core that is lost
+    takes it with it."""
+
+    tokens: tuple[int, ...]
+    tenant: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
 class Restore:
     """Restores a sequence of another core, as its client knows it; `scope` was restored before, if it has one.
 
@@ -163,7 +173,7 @@ class Stop:
 
 
 Command = (
-    Open | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
+    Open | Warm | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
     | GetStats | Compile | Leave | CompileDone | TransferDone | Stop
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.core import messages as m
-from engine.core.request import FollowerJob, Job, ScoreGroup, ScoreJob, SequenceState, SpanJob
+from engine.core.request import FollowerJob, Job, PrefillJob, ScoreGroup, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
 from engine.core.sampling_types import PendingSamples, RowSampling
 from engine.core.span_state import SpanState, row_sampling
@@ -209,7 +209,7 @@ class OutputProcessor:
             at += max(0, end - max(row.start, row.logits_from))
             unknown = int(row.sampled_at is not None)
             job = seq.job
-            if job is None or isinstance(job, ScoreJob) or end != len(seq.tokens) + unknown:
+            if job is None or isinstance(job, ScoreJob | PrefillJob) or end != len(seq.tokens) + unknown:
                 continue
             if isinstance(job, FollowerJob) or job.mixture is not None:
                 mixed.deliver(seq, job, logits[at - 1])

@@ -1,4 +1,4 @@
-"""State of a sequence in the core, and the jobs that run on it: spans, scores, parts in a mixture. Plain data.
+"""State of a sequence in the core, and the jobs that run on it: spans, scores, mixtures, prefills. Plain data.
 
 A sequence has its tokens, which of them have K/V, and in which blocks. K/V is only a cache of the tokens: `table` and
 `kv_len` may be dropped at any time and are recomputed. A job gives the first position whose logits it needs, and
@@ -125,7 +125,18 @@ class FollowerJob:
         """Returns None: its next token is its leader's."""
 
 
-Job = SpanJob | ScoreJob | FollowerJob
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """Computes K/V for the prefix cache, and needs no logits (`engine.core.prefix_warming`)."""
+
+    def logits_from(self, length: int) -> int:
+        return length
+
+    def goes_on(self) -> None:
+        """Returns None: it samples nothing."""
+
+
+Job = SpanJob | ScoreJob | FollowerJob | PrefillJob
 
 
 @dataclass(slots=True, eq=False)

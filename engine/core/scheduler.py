@@ -6,7 +6,7 @@ is one token behind, a (chunked) prefill many, a hit of the prefix cache fewer, 
 A policy decides the order of turns and the tokens of a step. No waiting sequence is overtaken for want of free blocks:
 a large prompt could wait for ever. When blocks run out, K/V is reclaimed from idle sequences first, then by preemption
 of a running one that the policy chooses. A preempted sequence is recomputed from its cached or offloaded blocks; there
-is no swap.
+is no swap. When nothing runs at all, prefixes that are likely to be asked for are read (`prefix_warming`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.core.policies import policy_of
-from engine.core.request import SequenceState
+from engine.core.prefix_warming import PrefixWarmer
+from engine.core.request import PrefillJob, SequenceState
 from engine.core.step import Row, Step
 from engine.kv_cache.allocation import KVPins, allocate, load_blocks, reclaim_victim
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
@@ -40,6 +41,8 @@ class SchedulerStats:
     resumed_late: int = 0
     resumed_tokens: int = 0
     resumed_reused_tokens: int = 0
+    warmed_tokens: int = 0
+    warmed_hit_tokens: int = 0
 
 
 class Scheduler:
@@ -62,6 +65,7 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = SchedulerStats()
+        self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
         self._soon = False  # a waiting sequence may be admitted in the next step
@@ -80,9 +84,19 @@ class Scheduler:
         seq.admitted = False
         seq.fetches = 0
         seq.own_tokens = seq.kv_len
+        self._warmer.drop_prefixes_of(seq)
         self._rewind(seq)
         self.waiting[seq.id] = seq
         self._stalled = False
+
+    def warm(self, seq: SequenceState) -> None:
+        """Queues a prefix that is read into the prefix cache when nothing else runs."""
+        self._warmer.add(seq)
+
+    @property
+    def warms_at(self) -> float | None:
+        """Returns the time at which the next prefix is warmed, if nothing comes before."""
+        return None if self.running or self.waiting else self._warmer.starts_at
 
     def hold(self, seq: SequenceState, max_s: float, waiting_for: tuple[str, ...]) -> None:
         """Pins the K/V of a sequence that waits for tools, until they are expected to be done, or not at all."""
@@ -157,7 +171,9 @@ class Scheduler:
         """Returns whether a step would do something. A finished load changes this by `take_loaded`."""
         if self._stalled:
             return False
-        return bool(self.running) or any(not self._waits(seq) for seq in self.waiting.values())
+        if self.running or self.waiting:
+            return bool(self.running) or any(not self._waits(seq) for seq in self.waiting.values())
+        return (at := self._warmer.starts_at) is not None and self._clock() >= at
 
     @property
     def stalled(self) -> bool:
@@ -180,6 +196,7 @@ class Scheduler:
     def tables(self) -> list[list[int]]:
         """Lists the block tables of every sequence known here, and blocks being loaded, for `BlockPool.check`."""
         tables = [s.table for group in (self.waiting, self.running, self.idle) for s in group.values()]
+        tables += self._warmer.tables()
         return tables if self._tiers is None else [*tables, self._tiers.blocks]
 
     def fits(self, tokens: int) -> bool:
@@ -195,6 +212,10 @@ class Scheduler:
         rows: dict[int, Row] = {}
         self._now, self._logits = self._clock(), MAX_LOGITS
         self._full, self._soon, self._steps_ahead = False, False, 0
+        if not self.running and not self.waiting:
+            warmed = self._warmer.row()
+            return self._step([] if warmed is None else [warmed])
+        self._warmer.pause(self._now)
         waiting = dict(self.waiting)  # a sequence preempted in this step is not admitted in it again
         budget = self._policy.budget(self.running.values(), waiting.values())
         for seq, max_tokens in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
@@ -240,7 +261,11 @@ class Scheduler:
         return self._step(rows)
 
     def ran(self, step: Step, seconds: float) -> None:
-        """Reports the time of a step, sampling included: policies learn from it."""
+        """Reports the time of a step, sampling included: policies learn from it, or the size of the next chunk that is
+        warmed."""
+        if any(isinstance(row.seq.job, PrefillJob) for row in step.rows[:1]):
+            self._warmer.took(step.tokens, seconds)
+            return
         decodes = sum(row.count == 1 for row in step.rows)
         self._policy.ran(decodes, step.tokens - decodes, seconds)
 
@@ -252,6 +277,10 @@ class Scheduler:
         for row in step.rows:
             seq = row.seq
             if seq.job is None:
+                continue
+            if isinstance(seq.job, PrefillJob):
+                self.counters.warmed_tokens += row.count
+                self._warmer.ran(row)
                 continue
             old, end = seq.kv_len, row.start + row.count
             seq.cursor = end
@@ -377,7 +406,7 @@ class Scheduler:
             if block is None:
                 waits = self._pool.is_pending(digest)
                 break
-            self._pool.reuse(block, seq.priority)
+            self.counters.warmed_hit_tokens += self._size * self._pool.reuse(block, seq.priority)
             seq.table.append(block)
             seq.kv_len += self._size
         if seq.tail // self._size == len(seq.table) and seq.tail > seq.kv_len:
@@ -464,5 +493,6 @@ class Scheduler:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
         self._stalled, self._soon = False, True
+        self._warmer.pause(self._clock())
         if self._tiers is not None:
             self._tiers.forget(seq.id)

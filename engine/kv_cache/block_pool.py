@@ -45,6 +45,7 @@ class BlockContent:
     root: bytes = b""
     priority: int = 0  # the highest class among the sequence that computed it and those that found it
     reused: bool = False  # a sequence found it
+    warmed: bool = False  # it was computed before any request asked for it, and none has found it yet
 
 
 class BlockPool:
@@ -106,6 +107,13 @@ class BlockPool:
         self._references[block] = 1
         return block
 
+    def allocate_spare(self, priority: int) -> int | None:
+        """Returns a block as `allocate` does, for content that no request has asked for yet; None where that would
+        evict content that scores more than such content of this priority."""
+        if not self._empty and not self._cached.yields(priority, self.greedy):
+            return None
+        return self.allocate()
+
     def acquire(self, block: int) -> None:
         """Adds a reference to a block that is used or cached."""
         content = self._content[block]
@@ -113,13 +121,16 @@ class BlockPool:
             self._cached.take(content.digest)
         self._references[block] += 1
 
-    def reuse(self, block: int, priority: int) -> None:
-        """Does the same for a sequence of that priority that found the block by its digest."""
-        content = self._content[block]
+    def reuse(self, block: int, priority: int) -> bool:
+        """Does the same for a sequence of that priority that found the block by its digest. Returns whether it is the
+        first to find a warmed block."""
+        content, warmed = self._content[block], False
         if content is not None:
             content.reused = True
             content.priority = min(content.priority, priority)
+            warmed, content.warmed = content.warmed, False
         self.acquire(block)
+        return warmed
 
     def release(self, table: Sequence[int]) -> None:
         """Drops one reference to each block of a table, deepest first, so that a prefix outlives its extensions."""
@@ -143,10 +154,13 @@ class BlockPool:
         """Returns the block that holds this prefix's last tokens, computed."""
         return self._index.get(digest)
 
-    def publish(self, block: int, digest: bytes, root: bytes = b"", priority: int = 0, *, reused: bool = False) -> None:
+    def publish(
+        self, block: int, digest: bytes, root: bytes = b"", priority: int = 0, *, reused: bool = False,
+        warmed: bool = False,
+    ) -> None:  # fmt: skip
         """Makes a computed block findable. When another block has the same content already, that one stays."""
         if self._content[block] is None and digest not in self._index:
-            self._content[block] = BlockContent(digest, root, priority, reused or self._cached.knew(digest))
+            self._content[block] = BlockContent(digest, root, priority, reused or self._cached.knew(digest), warmed)
             self._index[digest] = block
             if self._share < 1:
                 self._owned[root] = self._owned.get(root, 0) + 1

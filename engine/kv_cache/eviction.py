@@ -48,7 +48,7 @@ class EvictionOrder:
         self.take(key)
         group = group if self._share < 1 else b""
         reused = reused or key in self._remembered
-        score = self._evicted + self._capacity * (reused - 0.5 * priority)
+        score = self._score(reused, priority)
         self._number += 1
         entry = self._kept[key] = (score, self._number, key, group)
         heap = self._heaps.setdefault(group, [])
@@ -69,14 +69,7 @@ class EvictionOrder:
     def pop(self, first: Collection[bytes] = ()) -> bytes | None:
         """Evicts the key with the lowest score: of the groups `first` if they have any, else of those above their
         share, else of all. None: there is none."""
-        lowest: _Entry | None = None
-        groups = [each for each in first if each in self._heaps] or list(self._heaps)
-        if len(groups) > 1 and (over := [each for each in groups if self._sizes[each] > self._share * self._capacity]):
-            groups = over
-        for group in groups:
-            head = self._head(group)
-            if head is not None and (lowest is None or head < lowest):
-                lowest = head
+        lowest = self._lowest(first)
         if lowest is None:
             return None
         key = lowest[2]
@@ -89,9 +82,26 @@ class EvictionOrder:
             self._remembered.popitem(last=False)
         return key
 
+    def yields(self, priority: int, first: Collection[bytes] = ()) -> bool:
+        """Returns whether `pop` would evict a key that scores no more than a new one of this priority, used once."""
+        lowest = self._lowest(first)
+        return lowest is not None and lowest[0] <= self._score(False, priority)
+
     def keys(self) -> list[bytes]:
         """Lists all keys by falling score."""
         return [entry[2] for entry in sorted(self._kept.values(), reverse=True)]
+
+    def _lowest(self, first: Collection[bytes]) -> _Entry | None:
+        """Returns the entry that `pop` evicts."""
+        lowest: _Entry | None = None
+        groups = [each for each in first if each in self._heaps] or list(self._heaps)
+        if len(groups) > 1 and (over := [each for each in groups if self._sizes[each] > self._share * self._capacity]):
+            groups = over
+        for group in groups:
+            head = self._head(group)
+            if head is not None and (lowest is None or head < lowest):
+                lowest = head
+        return lowest
 
     def _head(self, group: bytes) -> _Entry | None:
         """Returns the group's live entry with the lowest score; throws away entries that were taken out meanwhile."""
@@ -99,6 +109,9 @@ class EvictionOrder:
         while heap and self._kept.get(heap[0][2]) is not heap[0]:
             heapq.heappop(heap)
         return heap[0] if heap else None
+
+    def _score(self, reused: bool, priority: int) -> float:
+        return self._evicted + self._capacity * (reused - 0.5 * priority)
 
     def _shrink(self, group: bytes) -> None:
         self._sizes[group] -= 1

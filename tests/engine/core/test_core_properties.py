@@ -1,8 +1,8 @@
 """A stateful property test of scheduler, block pool and core, on a device that checks its own cache.
 
-Any order of opening, appending, generating, forking, scoring, truncating, cancelling and closing, in a pool far too
-small for it, must give every span the same tokens as a fresh run, and leave nothing behind. So must it if the core is
-lost at any time and another one goes on with what the journal has.
+Any order of opening, warming, appending, generating, forking, scoring, truncating, cancelling and closing, in a pool
+far too small for it, must give every span the same tokens as a fresh run, and leave nothing behind. So must it if the
+core is lost at any time and another one goes on with what the journal has.
 """
 
 from __future__ import annotations
@@ -88,6 +88,10 @@ class CoreMachine(RuleBasedStateMachine):
         self.send(m.Open(sequence, tuple(tokens), tenant, priority, None))
         self.expected[sequence] = list(tokens)
         return sequence
+
+    @rule(tokens=tokens, tenant=st.sampled_from(["", "", "other"]), priority=st.integers(0, 2))
+    def warm(self, tokens: list[int], tenant: str, priority: int) -> None:
+        self.send(m.Warm(tuple(tokens[: self.limit - 1]), tenant, priority))
 
     @rule(pick=pick, added=tokens)
     def append(self, pick: int, added: list[int]) -> None:

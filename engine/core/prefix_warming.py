@@ -1,0 +1,121 @@
+"""Prefix warming: prefills what is likely to be asked for next into the prefix cache, while nothing else runs.
+
+Prefixes wait here until no sequence has had work for `IDLE_S` seconds; the oldest is then read in chunks of some
+`CHUNK_S` seconds, as a request that comes meanwhile waits for one. As soon as a sequence has work, the blocks are
+released, where they stay cached, and the prefix waits again. Empty blocks are taken, and those that the eviction policy
+values less; where there are none, the prefix is dropped. Warming marks no block as reused: nobody has asked for it yet.
+Knows nothing of chats, nor of the sequences that run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from engine.core.request import PrefillJob, SequenceState
+from engine.core.step import Row
+from engine.kv_cache.block_pool import BlockPool
+
+IDLE_S = 0.2  # a program that sends its next request at once never meets a chunk; a person takes longer
+CHUNK_S = 0.02  # of a chunk of more than MIN_TOKENS
+MIN_TOKENS = 16  # of a chunk on any device
+MAX_PREFIXES = 32  # that wait; the oldest is dropped for one more
+
+
+class PrefixWarmer:
+    """Warms the prefixes of one core."""
+
+    def __init__(self, pool: BlockPool, block_size: int, max_tokens: int) -> None:
+        """`max_tokens`: of a chunk."""
+        self._pool = pool
+        self._size = block_size
+        self._max_tokens = max_tokens
+        self._chunk = min(MIN_TOKENS, max_tokens)
+        self._prefixes: deque[SequenceState] = deque()
+        self._idle_since = 0.0
+
+    def add(self, seq: SequenceState) -> None:
+        """Queues the whole blocks of a sequence that has tokens and no K/V."""
+        whole = len(seq) - len(seq) % self._size
+        seq.truncate(whole, self._size)
+        if len(self._prefixes) >= MAX_PREFIXES:
+            self._drop(self._prefixes[0])
+        if whole:
+            seq.job = PrefillJob()
+            self._prefixes.append(seq)
+
+    @property
+    def starts_at(self) -> float | None:
+        """Returns the time from which a chunk may run, if nothing else does; None where no prefix waits."""
+        return self._idle_since + IDLE_S if self._prefixes else None
+
+    def tables(self) -> list[list[int]]:
+        return [seq.table for seq in self._prefixes]
+
+    def pause(self, now: float) -> None:
+        """Releases all blocks: a sequence has work, or had until now. No step may be in flight."""
+        self._idle_since = now
+        if self._prefixes and self._prefixes[0].table:
+            self._pool.release(self._prefixes[0].drop_kv())
+
+    def drop_prefixes_of(self, seq: SequenceState) -> None:
+        """Drops the prefixes that a sequence goes on from: it reads them itself."""
+        for prefix in list(self._prefixes):
+            last = len(prefix) // self._size - 1
+            if len(seq) >= len(prefix) and seq.digest(last, self._size) == prefix.digest(last, self._size):
+                self._drop(prefix)
+
+    def row(self) -> Row | None:
+        """Returns the next chunk with its blocks allocated; None, and no prefix is left, where there is none."""
+        while self._prefixes:
+            seq = self._prefixes[0]
+            self._take_cached(seq)
+            end = self._allocate(seq, min(len(seq), seq.kv_len + self._chunk))
+            if end > seq.kv_len:
+                return Row(seq, seq.kv_len, end - seq.kv_len, logits_from=len(seq))
+            self._drop(seq)  # all of it is cached, or the memory is short
+        return None
+
+    def ran(self, row: Row) -> None:
+        """Publishes the blocks that a chunk has filled."""
+        seq, size = row.seq, self._size
+        for index in range(seq.kv_len // size, row.end // size):
+            self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority, warmed=True)
+        seq.cursor = seq.kv_len = row.end
+        if row.end == len(seq):
+            self._drop(seq)
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns the size of the next chunk from the time of one: twice as many tokens where they fit `CHUNK_S`, half
+        as many where these did not."""
+        if seconds > CHUNK_S:
+            self._chunk = max(min(MIN_TOKENS, self._max_tokens), tokens // 2)
+        elif 2 * seconds < CHUNK_S:
+            self._chunk = min(self._max_tokens, max(self._chunk, 2 * tokens))
+
+    # -- parts
+
+    def _take_cached(self, seq: SequenceState) -> None:
+        if seq.kv_len % self._size:
+            return  # in the middle of a block of its own
+        for index in range(len(seq.table), len(seq) // self._size):
+            block = self._pool.find(seq.digest(index, self._size))
+            if block is None:
+                break
+            self._pool.acquire(block)
+            seq.table.append(block)
+            seq.kv_len += self._size
+        seq.cursor = seq.kv_len
+
+    def _allocate(self, seq: SequenceState, end: int) -> int:
+        """Allocates blocks for positions up to `end`, as far as there are spare ones; returns where they end."""
+        while len(seq.table) * self._size < end:
+            block = self._pool.allocate_spare(seq.priority)
+            if block is None:
+                break
+            seq.table.append(block)
+        seq.writable = len(seq.table) * self._size
+        return min(end, seq.writable)
+
+    def _drop(self, seq: SequenceState) -> None:
+        self._pool.release(seq.drop_kv())
+        self._prefixes.remove(seq)
