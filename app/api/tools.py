@@ -132,6 +132,7 @@ async def strategies(user: User, state: AppState) -> dict[str, Any]:
                 "origin": each.origin,
             }
             for each in reasoning_resolver.strategies
+            if each.name != "fallback" or state.settings.fallback_model is not None  # it would be refused
         ],
         "faults": [{"origin": origin, "error": why} for origin, why in reasoning_resolver.strategies.faults.items()],
         "efforts": {name: budget.model_dump() for name, budget in reasoning_resolver.efforts.items()},

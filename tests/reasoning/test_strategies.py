@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tree": {"beam": 2, "samples": 2, "depth": 3, "labels": {"a": 1.0, "b": 0.0}, "step_tokens": 5},
     "beam": {"width": 2},
 }  # fmt: skip
-OVER_DOCUMENTS = {"rag_token", "rag_sequence"}  # see test_rag.py
+ELSEWHERE = {"rag_token", "rag_sequence", "fallback"}  # tested in test_rag.py and tests/app/answering/test_fallback.py
 LAST = Piece("answer", "", 0, finish_reason="stop")
 
 
@@ -64,7 +64,7 @@ async def test_ours_go_by_the_same_api(engine: Engine, name: str) -> None:
     content = "".join(piece.text for piece in pieces if piece.part == "answer")
     assert content == content.lower() and "think>" not in content
     assert strategies.get(name).about
-    assert {each.name for each in BUILT_IN} == set(OPTIONS) | OVER_DOCUMENTS
+    assert {each.name for each in BUILT_IN} == set(OPTIONS) | ELSEWHERE
 
 
 async def test_the_turn_is_in_the_sequence_when_it_is_over(engine: Engine) -> None:
@@ -321,7 +321,8 @@ async def test_a_strategy_may_tell_events_of_its_own(engine: Engine) -> None:
 
 async def test_an_unknown_strategy_and_unknown_options_are_refused_by_name() -> None:
     strategies = Strategies()
-    with pytest.raises(InvalidParameter, match="beam, best_of_n, budget, rag_sequence, rag_token, self_c") as refused:
+    listed = "beam, best_of_n, budget, fallback, rag_sequence, rag_token, self_c"
+    with pytest.raises(InvalidParameter, match=listed) as refused:
         strategies.get("guess")
     assert refused.value.name == "strategy"
     for name, given, where in (
@@ -357,7 +358,7 @@ def test_names_are_unique_and_what_is_no_strategy_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             strategies.add(offered)
-    assert {each.name for each in strategies} == set(OPTIONS) | OVER_DOCUMENTS
+    assert {each.name for each in strategies} == set(OPTIONS) | ELSEWHERE
 
 
 PLUGIN = """

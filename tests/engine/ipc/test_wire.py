@@ -42,6 +42,7 @@ SPAN = Span(
 BIG = m.first_id(3)
 COMMANDS: list[m.Command] = [
     m.Open(BIG, (1, 2), "tenant", -1, 2.5),
+    m.Warm((1, 2), "tenant", 7),
     m.Restore(BIG, None, (1, 2), b"\0\1", "", 0, None, 2**64 - 1, 4, 2),
     m.Append(BIG, ()),
     m.Append(BIG, (5,), generated=True),

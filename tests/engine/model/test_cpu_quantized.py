@@ -219,7 +219,7 @@ def test_torch_runs_int8_where_the_kernels_do_not(checkpoint: Path, how: dict[st
     ("how", "why"),
     [
         ({"dtype": torch.float32}, "the model is float32 on cpu"),
-        ({"dtype": torch.bfloat16, "kernels": "torch"}, "kernels is torch, or K/V is int8"),
+        ({"dtype": torch.bfloat16, "kernels": "torch"}, "kernels is torch, or K/V is in 8 bits"),
     ],
 )
 def test_int4_is_refused_where_the_kernels_do_not_run(checkpoint: Path, how: dict[str, Any], why: str) -> None:
