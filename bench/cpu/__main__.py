@@ -117,7 +117,7 @@ def weights_of_few_bits(
     results = {
         "date": datetime.date.today().isoformat(),
         "slug": f"weights-{shape}-{'one-thread-' if one_thread else ''}{hardware.slug()}",
-        "command": "python -m bench.cpu weights" + " --one-thread" * one_thread,
+        "command": f"python -m bench.cpu weights --shape {shape} --rounds {rounds}" + " --one-thread" * one_thread,
         "hardware": hardware.describe(),
         "shape": checkpoint.SHAPES[shape].config,
         "prompt_tokens": PROMPT,
