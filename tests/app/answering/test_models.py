@@ -16,6 +16,7 @@ from app.config import BadSetting, Settings, load_settings
 from app.errors import ApiError
 from app.server import create_app
 from engine import Engine, EngineConfig
+from engine.config import Fallback
 from reasoning.route import Confident, Decided, Whole
 from tests.app.cli.test_cli import ponder, serving
 from tests.app.conftest import PEBBLE, Server
@@ -124,8 +125,8 @@ async def test_one_that_cannot_be_loaded_leaves_none_running(
     started: list[Engine] = []
     start = Engine.start
 
-    async def noted(config: EngineConfig) -> Engine:
-        started.append(await start(config))
+    async def noted(config: EngineConfig, fallback: Fallback | None = None) -> Engine:
+        started.append(await start(config, fallback=fallback))
         return started[-1]
 
     monkeypatch.setattr(Engine, "start", noted)
