@@ -21,6 +21,7 @@ from app.query_params import ONLY_KNOWN
 from app.request_body import JsonBody
 from app.runs.run_tools import RunTools
 from app.state import State
+from reasoning.fallback import fallback
 from tools.builtin.notes import NoteError
 
 router = APIRouter(prefix="/api", tags=["Tools"], dependencies=[ONLY_KNOWN])
@@ -132,7 +133,7 @@ async def strategies(user: User, state: AppState) -> dict[str, Any]:
                 "origin": each.origin,
             }
             for each in reasoning_resolver.strategies
-            if each.name != "fallback" or state.settings.fallback_model is not None  # it would be refused
+            if each.name != fallback.name or state.models.default.engine.fallback is not None  # it would be refused
         ],
         "faults": [{"origin": origin, "error": why} for origin, why in reasoning_resolver.strategies.faults.items()],
         "efforts": {name: budget.model_dump() for name, budget in reasoning_resolver.efforts.items()},

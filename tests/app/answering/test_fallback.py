@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from app.answering.model_registry import ModelRegistry, fallback_memory
 from app.config import BadSetting, Settings
+from engine.ipc.fallback_link import FallbackLink
+from engine.ipc.thread_link import ThreadLink
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import PEBBLE, Server, all_is_back, serving
 
@@ -122,6 +125,9 @@ def test_a_request_brings_its_own_threshold(draft: Server, pebble: Server) -> No
         options = {"min_confidence": confidence}
         return ask(draft, messages=PUZZLE, temperature=0, strategy="fallback", strategy_options=options)
 
+    for server, listed in ((draft, True), (pebble, False)):
+        strategies = httpx.get(f"{server.url}/api/strategies").json()["strategies"]
+        assert ("fallback" in {each["name"] for each in strategies}) == listed
     never, always = by(0), by(1)
     assert never["routing"]["fallback"]["tokens"] == 0
     assert choices(always)[0] == choices(ask(pebble, messages=PUZZLE, temperature=0))[0]
@@ -143,11 +149,23 @@ def test_a_run_tells_where_they_went_on(draft: Server) -> None:
 
 
 def test_a_reader_who_leaves_ends_both(draft: Server) -> None:
+    link = draft.engine._link
+    assert isinstance(link, FallbackLink) and isinstance(link._fallback, ThreadLink)
+    core = link._fallback.core
+
+    def until(sequences: int) -> None:
+        deadline = time.monotonic() + 20
+        while core.stats().sequences != sequences:
+            assert time.monotonic() < deadline, core.stats()
+            time.sleep(0.005)
+
     body = {"model": "default", "messages": PUZZLE, "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{draft.url}/v1/chat/completions", json=body, timeout=60) as reply:
-        for at, _ in enumerate(reply.iter_lines()):
-            if at == 40:
-                break
+        lines = reply.iter_lines()
+        next(lines)
+        until(1)  # the answer was handed over
+        next(lines)
+    until(0)
     all_is_back(draft)
 
 

@@ -293,6 +293,7 @@ def test_a_plugin_that_fails_or_never_ends_leaves_nothing(
     listed = {each["name"]: each for each in http.get("/api/strategies").json()["strategies"]}
     assert listed["brief"]["origin"] == "plugin" and listed["brief"]["about"] == "Says one thing."
     assert {"budget", "tree", "beam", "best_of_n", "self_consistency"} <= set(listed)
+    assert "fallback" not in listed  # there are no fallback weights
 
 
 def test_a_summary_of_thinking_is_written_in_the_cache_of_its_user(
