@@ -1,14 +1,14 @@
 """Guided alignment: where an attention head is to look, as the text itself says.
 
     label    from every token of "[S2] The dam was finished." to S2; from every token of a tool's schema to its name
-    match    from a word of a question to the same word in what the answer copies, or in what was read before
+    match    from a word of a question to the same word in what the answer copies, or earlier in the question
     ask      from where an answer decides, its first tokens and those that choose what to copy, to the matched words
     source   from each token of an answer that copies to the sentence, line or schema that it copies from
     place    from each token of a copy to the token that comes next, where it stands
 
 Heads that find and copy form late when only the next token is learned (Olsson et al., 2022). With their targets in
-the loss (Chen et al., 2016, and Liu et al., 2016, for translation) a model copies text after a quarter of the tokens.
-Knows token ids and the two forms of a label, nothing of tasks.
+the loss (Chen et al., 2016, and Liu et al., 2016, for translation) they form after less than half of the tokens
+(docs/design.md). Knows token ids and the two forms of a label, nothing of tasks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Span = tuple[int, int]  # positions of the first token and of the one after the 
 NOWHERE: Span = (-1, -1)
 ROLES = ("label", "match", "ask", "source", "place")
 
-SHORTEST = 4  # tokens of a copy; in a call's arguments fewer, if they stand exactly once in what was read
-LETTERS = 3  # and digits, of the fewer
-WORD = 4  # letters and digits of a word that is matched
+SHORTEST = 4  # tokens of a copy; in a call's arguments fewer do, if they stand exactly once in what was read
+LETTERS = 3  # letters and digits that such a shorter copy has at least
+WORD = 4  # letters and digits that a matched word has at least
 BRACKET = 2  # tokens of "[S2]" before its number
 FAR = 200  # tokens from which a label is still looked at, and the most of a schema
 _LABEL = re.compile(r'(?<![\w-])S(\d+)\b|"name": "(\w+)"|(</tools>|<\|im_end\|>)')  # the last ends what it labels
@@ -32,6 +32,8 @@ _LABEL = re.compile(r'(?<![\w-])S(\d+)\b|"name": "(\w+)"|(</tools>|<\|im_end\|>)
 
 @dataclass(frozen=True, slots=True)
 class Label:
+    """The number of a source, as the 2 of "[S2]", or the name of a tool."""
+
     span: Span
     tool: bool
 
@@ -133,7 +135,7 @@ def align(text: ReadTokens) -> Alignment:
 
 
 def _match(match: list[Span], text: ReadTokens, question: Span, quoted: list[Span]) -> Span:
-    """Lets the words of a question look at themselves in what is quoted, or else before in the question.
+    """Lets the words of a question look at themselves in what is quoted, else earlier in the question.
 
     Returns the span from the first of them to the last.
     """

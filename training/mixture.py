@@ -43,7 +43,7 @@ from training.team import ALONE, Team
 from training.train_tokenizer import END_OF_TEXT, TURN_START, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
-DECISION_WEIGHT = 4.0  # of a token that decides: what follows in a copy is learned soon, and is ten times as much
+DECISION_WEIGHT = 4.0  # loss weight of a token that decides; those that follow from it are eight times as many
 PROCEDURAL = (0.2, 0.05)  # share of the tokens at the beginning and at the end of the curriculum
 MAX_LENGTH = 2048  # tokens; a longer conversation is not trained on
 
@@ -150,7 +150,7 @@ def _procedural_row(rng: Random, progress: float, tokenizer: Tokenizer) -> Train
 def row(rng: Random, made: Conversation, tokenizer: Tokenizer) -> TrainingRow:
     """Returns a conversation as it is trained on."""
     ids, weights, words, near = list[int](), list[float](), list[int](), list[Label | None]()
-    answers, questions = list[Span](), list[Span]()
+    answers, questions, question = list[Span](), list[Span](), (0, 0)
     for text, written in segments(made):
         part, begin = tokenizer.encode(text, add_special_tokens=False), len(ids)
         near += labels(text, part.offsets, begin, near[-1] if near else None)
@@ -159,17 +159,14 @@ def row(rng: Random, made: Conversation, tokenizer: Tokenizer) -> TrainingRow:
         weights += [1.0 if written else PROMPT_WEIGHT * (rng.random() < PROMPT_SHARE) for _ in part.ids]
         if written:
             answers.append((begin, len(ids)))
-        else:
+            questions.append(question)
+        else:  # read before an answer, or an answer that is not learned, which has no turn's start in it
             turn = text.rfind(TURN_START)
             left = text.rfind(TURN_START, 0, max(0, turn))
             inside = [at for at, (first, _) in enumerate(part.offsets, begin) if left < first < turn]
-            questions.append((inside[0], inside[-1] + 1) if inside else (begin, begin))
+            question = (inside[0], inside[-1] + 1) if inside else (begin, begin)
     bare, letters = _spelling(tokenizer)
-    aligned = align(
-        ReadTokens(
-            [bare[id] for id in ids], [letters[id] for id in ids], words, near, answers, questions[: len(answers)]
-        )
-    )
+    aligned = align(ReadTokens([bare[id] for id in ids], [letters[id] for id in ids], words, near, answers, questions))
     for decided in aligned.decides:
         weights[decided] = DECISION_WEIGHT
     return TrainingRow(ids, weights, aligned)

@@ -104,6 +104,20 @@ def test_words_of_a_question_look_at_themselves_in_the_sentence_that_answers(tok
         assert read.text.index("The dam") <= read.ends[end - 1] <= read.text.index(" It is long")
 
 
+def test_an_answer_that_is_not_learned_has_no_question(tokenizer: Tokenizer) -> None:
+    source, asked, answered = quoting().messages
+    before = (Message("user", "Hello!"), Message("assistant", "Hello, friend.", learned=False))
+    plain, longer = (
+        Read(Conversation(messages, enable_thinking=False), tokenizer)
+        for messages in ((source, asked, answered), (source, *before, asked, answered))
+    )
+    words = [
+        [read.looks("match", at) for at, span in enumerate(read.row.alignment.match) if span != NOWHERE]
+        for read in (plain, longer)
+    ]
+    assert words[0] and words[0] == words[1]
+
+
 def test_a_call_looks_at_its_schema_and_its_argument_at_the_request(tokenizer: Tokenizer) -> None:
     read = Read(calling(), tokenizer)
     name = read.looks("source", read.position('{"name": "', 'hire_car", "arguments"'))
