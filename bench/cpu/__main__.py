@@ -68,14 +68,18 @@ def ours(
 
 
 @app.command()
-def transformers(steps: int = 4) -> None:
+def transformers(
+    steps: int = 4,
+    shape: Annotated[str, typer.Option(help="0.6b or 4b.")] = "0.6b",
+    only: Annotated[list[int] | None, typer.Option(help="Only so many at once.")] = None,
+) -> None:
     """The peer in Python: one padded batch, its own cache."""
     import transformers as peer
 
-    model: Any = peer.AutoModelForCausalLM.from_pretrained(_model(), dtype=torch.bfloat16).eval()
+    model: Any = peer.AutoModelForCausalLM.from_pretrained(_model(shape), dtype=torch.bfloat16).eval()
     found: Part = {"decode": {}, "version": peer.__version__}
     with torch.inference_mode():
-        for n in BATCHES:
+        for n in only or BATCHES:
             ids = (torch.arange(n * PROMPT).view(n, PROMPT) * 7919) % 150_000
             made = model(ids, use_cache=True, logits_to_keep=1)
             made = model(ids[:, :1], past_key_values=made.past_key_values, use_cache=True)
@@ -90,7 +94,7 @@ def transformers(steps: int = 4) -> None:
             model(ids, use_cache=True, logits_to_keep=1)
             times.append(time.perf_counter() - start)
         found["prefill"] = PREFILL / min(times)
-    _keep("transformers", found)
+    _keep("transformers" if shape == "0.6b" else f"transformers-{shape}", found)
 
 
 @app.command()

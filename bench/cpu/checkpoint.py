@@ -74,7 +74,7 @@ def write(path: Path, tokenizer: Path, shape: Shape) -> Path:
         }
         save_file(weights, path / file, metadata={"format": "pt"})
         names |= dict.fromkeys(weights, file)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
     (path / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
     (path / "config.json").write_text(json.dumps(shape.config))
     return path
