@@ -67,8 +67,9 @@ class SpanJob:
     def defers(self, logprob: TokenLogprob | None) -> bool:
         """Returns whether the model is not surer of the next token than the span demands: by its own likeliest token,
         which neither a mask nor a random number changes."""
-        least = self.span.min_confidence
-        return bool(least) and logprob is not None and math.exp(logprob.top[0][1]) <= (least or 0.0)
+        if not self.span.min_confidence or logprob is None:
+            return False
+        return math.exp(logprob.top[0][1]) <= self.span.min_confidence
 
     def requested(self, logprob: TokenLogprob | None) -> TokenLogprob | None:
         """Returns as much of a sample's log-probabilities as the span asks for."""

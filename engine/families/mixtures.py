@@ -56,7 +56,7 @@ def gpt_oss(config: Json) -> ModelSpec:
     must_be(config, "hidden_act", "silu")
     config = {"rms_norm_eps": 1e-5, **config}
     sizes = shape(config, head_dim=64)
-    layers, every = sizes["layers"], config.get("rope_parameters") or config.get("rope_scaling") or YARN
+    layers, scaling = sizes["layers"], config.get("rope_parameters") or config.get("rope_scaling") or YARN
     slides = tuple(index % 2 == 0 for index in range(layers))
     sizes["windows"] = windows(config, layers, slides, integer(config, "sliding_window", 128))
     limit = number(config, "swiglu_limit", 7.0)
@@ -65,7 +65,7 @@ def gpt_oss(config: Json) -> ModelSpec:
     bias = flag(config, "attention_bias", True)
     plain = ModelSpec(
         **sizes,
-        ropes=(rope({**config, "rope_parameters": every}, sizes["head_dim"], theta=150_000.0),) * layers,
+        ropes=(rope({**config, "rope_parameters": scaling}, sizes["head_dim"], theta=150_000.0),) * layers,
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=True,

@@ -322,9 +322,8 @@ def _attend(
     if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=group.mask, is_causal=group.causal, scale=scale)
     if softcap is None and sinks is not None and q.device.type == "cpu":
-        flash = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        )  # SDPA's own, with the log of the sums
+        # SDPA's own kernel, which returns the log of the sums too.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
         out, sums = flash(q, k, v, is_causal=group.causal, attn_mask=group.mask, scale=scale)
         return out * torch.sigmoid(sums - sinks)[..., None].to(out.dtype)
     scores = torch.matmul(q, k.transpose(-1, -2)).float()
