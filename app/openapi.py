@@ -134,7 +134,8 @@ def _document(app: FastAPI, routers: Sequence[APIRouter]) -> Json:
             operation["responses"] = _responses(route, operation["responses"])
             if (model := bodies.get(route)) is not None:
                 content = {_JSON: {"schema": _body(model, schemas)}}
-                operation["requestBody"] = {"required": bool(model.model_fields), "content": content}
+                required = any(field.is_required() for field in model.model_fields.values())
+                operation["requestBody"] = {"required": required, "content": content}
             if (query := queries.get(route)) is not None:
                 operation["parameters"] = [*operation.get("parameters", ()), *_parameters(query)]
     kept = made.get("components", {}).get("schemas", {})
