@@ -28,6 +28,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no Chromium on this machine (apt-get install chromium)")
+    sync_api.expect.set_options(timeout=15_000)  # the first answer on a loaded machine of two cores took over 5 s
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=ARGS.split())
         yield browser
