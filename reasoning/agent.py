@@ -197,10 +197,12 @@ class Agent:
         if self.style.first is not None and self.steps == 0:
             plan = self.style.first
         constraint = plan.without_calls if wrap_up else plan.constrained
-        if wrap_up and plan.layout.begin is not None:
-            sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})
+        if wrap_up and plan.marker is not None:
+            sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.marker: NEVER})
         left = max(1, min(remaining, self.limits.tokens - self.spent))
         span = replace(self.span, sampling=sampling, max_tokens=left, constraint=constraint)
+        if wrap_up and self.style.markers is not None:
+            seq.append(self.style.markers.missing_header(seq.tokens))
         tokens = seq.tokens
         opened, closed = self.style.opens_thinking(tokens), self.style.closes_thinking(tokens)
         async with aclosing(

@@ -152,7 +152,7 @@ class BudgetForcing:
         elif opened and self._remaining(answer) < 0:
             answer.marker = self._markers.closing
             # closed as a template closes it: the marker is the prompt's
-            answer.left += len(self._markers.with_header(answer.marker))
+            answer.left += len(answer.header(answer.marker))
             answer.switch()
         while answer.left > 0:
             part = self._think(answer) if answer.part == "thinking" else answer.write(self._answer_span(answer))

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from engine.model.chat_template import ANALYSIS, ASSISTANT, FINAL
+from engine.model.chat_template import ANALYSIS, ASSISTANT, CHANNEL, FINAL
 from engine.outputs import FinishReason, SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.layout import Constrained
@@ -29,13 +29,15 @@ class Markers:
     """The token ids that open and close thinking.
 
     In Harmony (gpt-oss) thinking and answer are messages of two channels: a header follows each marker, and the end of
-    the answer's message is the answer's end.
+    the answer's message is the answer's end. Where a call may stand in place of the answer, its header ends with the
+    opening of a channel, `unnamed_header`: the layout of calls has the rest.
     """
 
     opening: int
     closing: int
     thinking_header: tuple[int, ...] = ()
     answer_header: tuple[int, ...] = ()
+    unnamed_header: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Markers | None:
@@ -46,12 +48,21 @@ class Markers:
         opening, closing = tokenizer.token_id("<|channel|>"), tokenizer.token_id("<|end|>")
         if opening is None or closing is None or tokenizer.token_id("<|message|>") is None:
             return None
-        thinking = tokenizer.encode(ANALYSIS, special=True)[1:]
-        return cls(opening, closing, tuple(thinking), tuple(tokenizer.encode(ASSISTANT + FINAL, special=True)))
+        thinking, answer, unnamed = (
+            tuple(tokenizer.encode(text, special=True)) for text in (ANALYSIS, ASSISTANT + FINAL, ASSISTANT + CHANNEL)
+        )
+        return cls(opening, closing, thinking[1:], answer, unnamed)
 
-    def with_header(self, marker: int) -> list[int]:
-        """Returns a marker and the header that follows it."""
-        return [marker, *(self.thinking_header if marker == self.opening else self.answer_header)]
+    def with_header(self, marker: int, *, calls: bool = False) -> list[int]:
+        """Returns a marker and the header that follows it. `calls`: a call may stand in place of the answer."""
+        answer = self.unnamed_header if calls else self.answer_header
+        return [marker, *(self.thinking_header if marker == self.opening else answer)]
+
+    def missing_header(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the rest of an answer's header that `tokens` end with, where no call may stand in its place."""
+        if not self.unnamed_header or not _ends_with(tokens, self.unnamed_header):
+            return []
+        return list(self.answer_header[len(self.unnamed_header) :])
 
     def ends_answer(self, marker: int) -> bool:
         """Returns whether this marker, in an answer, ends it."""
@@ -66,7 +77,7 @@ class Markers:
     def left_closed(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Returns whether the prompt ends by closing the thinking, as chat templates do where none is wanted."""
         if self.answer_header:
-            return _ends_with(prompt, self.answer_header)
+            return _ends_with(prompt, self.answer_header) or _ends_with(prompt, self.unnamed_header)
         return self._at_the_end(prompt, tokenizer) == self.closing
 
     def _at_the_end(self, prompt: Sequence[int], tokenizer: Tokenizer) -> int | None:
@@ -234,6 +245,10 @@ class Answering:
         left = self.left if self.part == "thinking" else min(self.left, self._answer_left)
         return _span_of(self.part, self._span, left, self._markers, self._calls and self._last > 0, self._thought)
 
+    def header(self, marker: int) -> list[int]:
+        """Returns a marker and the header that follows it here."""
+        return self._markers.with_header(marker, calls=self._calls)
+
     async def write(self, span: Span) -> AsyncGenerator[Piece, None]:
         """One stretch. Its last piece has the finish reason unless a marker ended it."""
         self._held, self.marker = [], None
@@ -297,7 +312,7 @@ class Answering:
             for early in self._held
         ]
         self._before = self._last
-        _, *header = tokens = self._markers.with_header(marker)
+        _, *header = tokens = self.header(marker)
         self.left = self.left - len(tokens) if self.left > len(tokens) else 0  # a header alone is no use
         pieces.append(Piece(around, "", 1, finish_reason=None if self.left > 0 else "length", marker=True))
         if self.left > 0:

@@ -169,11 +169,8 @@ async def plan_calls(
         ApiError: 400: a strict tool's schema is not supported, or the model's template has no form of call.
     """
     if served.tool_parser is None:
-        harmony = served.markers is not None and served.markers.answer_header
-        form = "writes calls in Harmony's channel `commentary`, which Ponder does not read yet"
-        form = form if harmony else "has no form of tool call in its chat template that Ponder knows"
         raise invalid(
-            "tools", f"tools are given, but this model {form}; "
+            "tools", "tools are given, but this model has no form of tool call in its chat template that Ponder knows; "
             "accepted: a model that calls tools, or the server's option --tool-call-parser.",
             "unsupported_parameter",
         )  # fmt: skip
@@ -229,9 +226,9 @@ async def select_call(
 def without_calls(sampling: Sampling, plan: ToolPlan) -> Sampling:
     """Returns the sampling, with calls as unlikely as a bias makes them; tools stay in the prompt, and its K/V with
     them. A form of calls that no token begins stays free."""
-    if plan.layout.begin is None:
+    if plan.marker is None:
         return sampling
-    return replace(sampling, logit_bias={**sampling.logit_bias, plan.layout.begin: NEVER})
+    return replace(sampling, logit_bias={**sampling.logit_bias, plan.marker: NEVER})
 
 
 def constraint_error(field: str, refusal: ConstraintRefused, *, loosely: bool = False) -> ApiError:

@@ -166,10 +166,13 @@ class ReasoningConfig:
         thinks = True if self.budget is not None and not self.reduced else self.thinks
         return {} if thinks is None else {"enable_thinking": thinks}
 
-    def prompt(self, tokens: list[int], served: ServedModel) -> list[int]:
-        """A chat's prompt, with its thinking closed where there must be none and the template has not done so."""
-        if not self.unthinking or served.markers is None or served.closes_thinking(tokens):
+    def prompt(self, tokens: list[int], served: ServedModel, *, calls: bool) -> list[int]:
+        """A chat's prompt, with its thinking closed where there must be none and the template has not done so.
+        `calls`: a call may stand in place of the answer, so its header is left open."""
+        if served.markers is None:
             return tokens
+        if not self.unthinking or served.closes_thinking(tokens):
+            return tokens if calls else [*tokens, *served.markers.missing_header(tokens)]
         opened = served.opens_thinking(tokens)
         return [*tokens, *empty_thinking(served.engine.tokenizer, served.markers, opened=opened)]
 

@@ -62,12 +62,12 @@ class ModelSettings(BaseModel):
         ge=0,
         allow_inf_nan=False,
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral"] = setting(
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral", "harmony"] = setting(
         "auto",
         "the format of the first model's tool calls",
-        more="`hermes`, `llama3_json`, `qwen3_coder` or `mistral`; `auto` takes it from the chat template, see "
-        "[structured output](structured-output.md#tool-call-parsers)",
-        accepts="auto, hermes, llama3_json, qwen3_coder or mistral",
+        more="`hermes`, `llama3_json`, `qwen3_coder`, `mistral` or `harmony`; `auto` takes it from the chat template, "
+        "see [structured output](structured-output.md#tool-call-parsers)",
+        accepts="auto, hermes, llama3_json, qwen3_coder, mistral or harmony",
     )
 
     @field_validator("models", mode="before")

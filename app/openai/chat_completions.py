@@ -84,7 +84,7 @@ async def plan_chat(
     async def render(after: Messages) -> list[int]:
         return await served.chat_tokens([*messages, *after], variables, tools)
 
-    prompt = reasoning_config.prompt(await render(()), served)
+    prompt = reasoning_config.prompt(await render(()), served, calls=calling.plan is not None)
     remaining = remaining_context(served, prompt, request.token_limit, field)
     span = request.span(served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=None)
     span = replace(

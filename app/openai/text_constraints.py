@@ -327,6 +327,6 @@ def _check_beside_tools(request: ChatRequest, served: ServedModel) -> None:
 def _beginning(served: ServedModel) -> int | None:
     """The token that begins a call, where there is one. The tools themselves, which nobody may call, don't matter."""
     try:
-        return None if served.tool_parser is None else served.tool_parser.plan([ToolSpec("any")], "auto").layout.begin
+        return None if served.tool_parser is None else served.tool_parser.plan([ToolSpec("any")], "auto").marker
     except InvalidParameter:  # the model's form of calls has no constraint
         return None

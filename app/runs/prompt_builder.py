@@ -158,7 +158,7 @@ async def plan_run(
 
     async def tokens(messages: Messages, found: RetrievedContext | None = found) -> list[int]:
         shown = messages if found is None else found.messages(messages)
-        return reasoning_config.prompt(await served.chat_tokens(shown, variables, specs), served)
+        return reasoning_config.prompt(await served.chat_tokens(shown, variables, specs), served, calls=bool(specs))
 
     def render_after(messages: Messages) -> Render | None:
         if found is not None:

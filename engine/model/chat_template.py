@@ -55,7 +55,8 @@ def _tojson(
 
 _BREAK = "\n\n"  # between messages that become one
 # Harmony (gpt-oss): the beginning of a turn, and the headers of the channels of its thinking and its answer
-ASSISTANT, ANALYSIS, FINAL = "<|start|>assistant", "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+ASSISTANT, CHANNEL = "<|start|>assistant", "<|channel|>"
+ANALYSIS, FINAL = f"{CHANNEL}analysis<|message|>", f"{CHANNEL}final<|message|>"
 
 
 class ChatTemplate:
@@ -95,7 +96,7 @@ class ChatTemplate:
         accepts.
 
         Harmony leaves the channel of the turn to the model: the one of thinking is opened here, or the answer's where
-        `enable_thinking` is false.
+        `enable_thinking` is false. With tools that one may be a call's, too, and stays without a name.
 
         Raises:
             ChatTemplateError: the template refuses these messages, in its own words, or fails on them.
@@ -108,8 +109,9 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-            if add_generation_prompt and text.endswith(ASSISTANT) and "<|channel|>" in self.source:
-                text += FINAL if variables.get("enable_thinking") is False else ANALYSIS
+            if add_generation_prompt and text.endswith(ASSISTANT) and CHANNEL in self.source:
+                answer = CHANNEL if tools else FINAL
+                text += answer if variables.get("enable_thinking") is False else ANALYSIS
             return text
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error

@@ -21,19 +21,23 @@ class Layout:
     - `begin`, not `free`: the answer is one section at least, and nothing but sections.
     - No `begin`, `free`: an answer whose first token is one of `openers` is a body; any other is free text.
 
-    A section without `end` ends the answer with its body. `several` allows more sections after the first. `breaks` are
+    A section without `end` ends the answer with its body, or before the next `begin` where there may be `several`.
+    `header` follows `begin`, and `text_header` begins the text of an answer that is no section. `breaks` are
     tokens that may stand, at most two in a row, before the first section, around thinking and between sections, and
     belong to no text. `think` are the tokens that open and close thinking; `thinking` says that the span begins inside
     it, `begun` that the answer has a section already, in an earlier span.
 
     Raises:
-        ValueError: `end`, `several` or `openers` are given where they have no effect.
+        ValueError: `end`, `several`, `openers` or a header are given where they have no effect, or text and sections
+            begin with one token.
     """
 
     begin: int | None = None
     end: int | None = None
     free: bool = False
     several: bool = False
+    header: tuple[int, ...] = ()
+    text_header: tuple[int, ...] = ()
     openers: frozenset[int] = frozenset()
     breaks: frozenset[int] = frozenset()
     think: tuple[int, int] | None = None
@@ -43,8 +47,10 @@ class Layout:
     def __post_init__(self) -> None:
         if self.end is not None and self.begin is None:
             raise ValueError("a layout with an end has a beginning")
-        if self.several and self.end is None:
-            raise ValueError("a layout with several sections ends each")
+        if self.begin is None and (self.several or self.header or self.text_header):
+            raise ValueError("a layout with several sections, or headers, begins each section with a token")
+        if self.text_header[:1] == (self.begin,):
+            raise ValueError("a layout's sections and text begin with two tokens")
         if self.openers and not (self.free and self.begin is None):
             raise ValueError("openers are for bodies in place of free text")
         if self.thinking and self.think is None:

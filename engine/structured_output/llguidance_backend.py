@@ -114,6 +114,8 @@ def lark(constraint: Constraint) -> str:
                 lengths = f"{least - 1},{most - 1}"
                 inside = json.dumps({"substring_words": text}, ensure_ascii=False)  # by a suffix automaton
                 return named("Q", f": /[\\p{{L}}\\p{{N}}\"'“‘„«(](?s:.{{{lengths}}})/ & %regex {inside}")
+            case spec.ControlToken(id):
+                return f"<[{id}]>"
             case spec.Until(stop):
                 return named("until", f"[suffix={json.dumps(stop, ensure_ascii=False)}]: /(?s:.*)/")
             case spec.Sequence(parts):
@@ -336,7 +338,8 @@ class _Words:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.eos_token_id = vocabulary.eos[0]
-        self.tokens: Sequence[bytes] = vocabulary.tokens
+        # Without a text of its own, a mask would not tell one from the next: bytes that are no UTF-8, and its id.
+        self.tokens: Sequence[bytes] = [token or b"\xff[%d]" % id for id, token in enumerate(vocabulary.tokens)]
         self.special_token_ids = [id for id, token in enumerate(vocabulary.tokens) if not token]
         self._vocabulary = vocabulary
 

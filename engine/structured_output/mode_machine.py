@@ -22,6 +22,7 @@ from engine.structured_output.matcher import Compiled, Matcher, Row
 
 class Mode(Enum):
     START = auto()  # before the answer
+    HEADER = auto()  # of a section, or of text beside sections
     THINK = auto()
     FREE = auto()  # unconstrained text
     BODY = auto()
@@ -41,6 +42,8 @@ class _Place:
     back: Mode = Mode.START  # mode after thinking
     matcher: Matcher | None = None
     fed: bool = False  # the matcher took the token that led here
+    header: tuple[int, ...] = ()  # what is left of it
+    then: Mode = Mode.BODY  # mode after the header
 
 
 class ModeMachine:
@@ -84,13 +87,18 @@ class ModeMachine:
     @property
     def free(self) -> bool:
         """Returns whether the answer may go on as the model likes, so that its end can be forbidden too."""
-        return self.mode in (Mode.FREE, Mode.THINK) or (self.mode is Mode.START and self._free)
+        return self.mode in (Mode.FREE, Mode.THINK) or self._starts_freely
 
     @property
     def open(self) -> bool:
         """Returns whether any token may come next. Usually so after that one, too: few tokens switch modes."""
-        layout, mode = self._layout, self.mode
-        return self._free and (mode in (Mode.FREE, Mode.THINK) or (mode is Mode.START and not layout.openers))
+        if self.mode in (Mode.FREE, Mode.THINK):
+            return self._free
+        return self._starts_freely and not self._layout.openers
+
+    @property
+    def _starts_freely(self) -> bool:
+        return self.mode is Mode.START and self._free and not self._layout.text_header
 
     def fill(self, row: Row) -> bool:
         """Writes the bits of the tokens that may come next, or returns False where any may: the row is left as it
@@ -110,8 +118,9 @@ class ModeMachine:
                 place.matcher.fill(row)
                 if layout.end is not None:
                     _clear(row, self._eos)
-                    if place.matcher.can_end():
-                        _set(row, (layout.end,))
+                following = layout.end if layout.end is not None else layout.begin if layout.several else None
+                if following is not None and place.matcher.can_end():
+                    _set(row, (following,))
             case Mode.ANSWER:
                 assert place.matcher is not None
                 place.matcher.fill(row)
@@ -120,6 +129,9 @@ class ModeMachine:
                 if layout.several and layout.begin is not None:
                     _set(row, (layout.begin,))
                     self._set_markers(row, place)
+            case Mode.HEADER:
+                row[:] = 0
+                _set(row, place.header[:1])
             case Mode.ENDED:
                 row[:] = 0
         if self.can_end():
@@ -129,8 +141,9 @@ class ModeMachine:
     def _fill_start(self, row: Row) -> None:
         layout = self._layout
         if layout.begin is not None:
-            if self._answer is None:
+            if layout.text_header or self._answer is None:
                 row[:] = 0
+                _set(row, layout.text_header[: layout.free])
             else:
                 self._before_answer().fill(row)
             _set(row, (layout.begin,))
@@ -143,7 +156,7 @@ class ModeMachine:
             row |= bodies
 
     def _set_markers(self, row: Row, place: _Place) -> None:
-        if self._layout.think is not None:
+        if self._layout.think is not None and not self._awaits_header(place):
             _set(row, self._layout.think[:1])
         if place.breaks < MAX_BREAKS:
             _set(row, self._layout.breaks)
@@ -168,6 +181,8 @@ class ModeMachine:
                 return replace(place, kind="thought")
             case Mode.START:
                 return self._after_start(place, token)
+            case Mode.HEADER:
+                return self._in_header(place, place.then, place.header[1:]) if token == place.header[0] else None
             case Mode.FREE:
                 return self._after_marker(place, token) or replace(place, kind="text")
             case Mode.BODY:
@@ -185,6 +200,11 @@ class ModeMachine:
         layout = self._layout
         if marked := self._after_marker(place, token):
             return marked
+        if layout.text_header:
+            if not layout.free or token != layout.text_header[0]:
+                return None
+            then = Mode.FREE if self._answer is None else Mode.ANSWER
+            return self._in_header(_marker(place, then), then, layout.text_header[1:])
         if layout.begin is not None:
             if self._free:
                 return replace(place, mode=Mode.FREE, kind="text")
@@ -208,17 +228,31 @@ class ModeMachine:
     def _after_marker(self, place: _Place, token: int) -> _Place | None:
         """Returns the place that the beginning of thinking or of a section leads to."""
         layout = self._layout
-        if layout.think is not None and token == layout.think[0]:
+        if layout.think is not None and token == layout.think[0] and not self._awaits_header(place):
             return replace(_marker(place, Mode.THINK), back=place.mode)
         if layout.begin is not None and token == layout.begin:
-            return replace(_marker(place, Mode.BODY), matcher=self._body.matcher())
+            return self._in_header(_marker(place, Mode.BODY), Mode.BODY, layout.header)
         return None
+
+    def _awaits_header(self, place: _Place) -> bool:
+        """Returns whether a header comes next: the text's, or a section's. No thinking does."""
+        return place.mode is Mode.START and bool(self._layout.text_header)
+
+    def _in_header(self, place: _Place, then: Mode, left: tuple[int, ...]) -> _Place:
+        """Returns the place in or after a header of which this much is `left`."""
+        if left:
+            return replace(place, mode=Mode.HEADER, header=left, then=then)
+        source = {Mode.BODY: self._body, Mode.ANSWER: self._answer}.get(then)
+        return replace(place, mode=then, header=(), matcher=None if source is None else source.matcher())
 
     def _after_body(self, place: _Place, token: int) -> _Place | None:
         matcher, layout = place.matcher, self._layout
         assert matcher is not None
         if layout.end is None:
-            return _fed(place, matcher, ended=token in self._eos) if matcher.accept(token) else None
+            if matcher.accept(token):
+                return _fed(place, matcher, ended=token in self._eos)
+            again = layout.several and token == layout.begin and matcher.can_end()
+            return self._after_marker(place, token) if again else None
         if token in self._eos:
             return None
         if matcher.accept(token):
@@ -247,7 +281,9 @@ class ModeMachine:
                 assert place.matcher is not None
                 return place.matcher.forced()
             case Mode.START if not layout.free and layout.think is None and not layout.breaks:
-                return [layout.begin] if layout.begin is not None else self._before_body().forced()
+                return self._before_body().forced() if layout.begin is None else [layout.begin, *layout.header]
+            case Mode.HEADER:
+                return list(place.header)
         return []
 
     def can_end(self) -> bool:
@@ -262,9 +298,9 @@ class ModeMachine:
             case Mode.ANSWER:
                 assert place.matcher is not None
                 return place.matcher.can_end()
-            case Mode.ENDED:
+            case Mode.ENDED | Mode.HEADER:
                 return False
-        return self._free
+        return self._free and not self._awaits_header(place)
 
     def must_end(self) -> bool:
         """Returns whether nothing but the end may come."""
@@ -274,7 +310,7 @@ class ModeMachine:
                 return not layout.several
             case Mode.BODY:
                 assert place.matcher is not None
-                return layout.end is None and place.matcher.must_end()
+                return layout.end is None and not layout.several and place.matcher.must_end()
             case Mode.ANSWER:
                 assert place.matcher is not None
                 return place.matcher.must_end()

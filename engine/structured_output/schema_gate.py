@@ -386,7 +386,7 @@ def forces_soon(constraint: Constraint) -> bool:
                 todo.append(inner)
             case spec.JsonSchema(source, _) if leads_back(source):
                 return False
-            case spec.Grammar():
+            case spec.Grammar() | spec.ControlToken():  # forced text has no control tokens
                 return False
     return True
 

@@ -1,7 +1,8 @@
 """An algebra of constraints on a span's text, as plain data.
 
 A JSON schema, a regular expression, a choice or a Lark grammar is a constraint, and so is a sequence, an alternative or
-an option of constraints: a tool call is a literal, then a schema, then a literal. Knows nothing of tokens.
+an option of constraints: a tool call is a literal, then a schema, then a literal. Knows nothing of tokens, but that
+some formats have control tokens in the middle of a call.
 """
 
 from __future__ import annotations
@@ -81,6 +82,13 @@ class Substring:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """The control token of this id, which is no text."""
+
+    id: int
+
+
 class _Compound:
     """Made of constraints, and looked up often: 64 tools are some 400 texts. All of them stand in one flat tuple, made
     with the constraint or when it is unpickled, which is hashed once and compared without a step of Python."""
@@ -151,7 +159,9 @@ class Repeat(_Compound):
     separator: str
 
 
-Constraint = Literal | JsonSchema | Regex | Grammar | Until | Substring | Sequence | OneOf | Optional | Repeat
+Constraint = (
+    Literal | JsonSchema | Regex | Grammar | Until | Substring | ControlToken | Sequence | OneOf | Optional | Repeat
+)
 
 JSON_OBJECT = JsonSchema('{"type":"object"}')
 

@@ -30,6 +30,8 @@ class Tokens(Protocol):
 
     def is_special(self, id: int) -> bool: ...
 
+    def encode(self, text: str) -> list[int]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
@@ -40,6 +42,11 @@ class ToolPlan:
     body: Constraint
     parser: Callable[[], BodyParser]
     answer: Constraint | None = None
+
+    @property
+    def marker(self) -> int | None:
+        """Returns the control token that begins each call, and nothing else; None where there is none."""
+        return None if self.layout.text_header else self.layout.begin
 
     @property
     def constrained(self) -> Constrained:

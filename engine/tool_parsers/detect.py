@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from engine.errors import CheckpointError, InvalidParameter
 from engine.tool_parsers.base import Tokens, ToolParser
-from engine.tool_parsers.json_formats import ARGUMENTS, NEWER_FORM, Hermes, Llama3Json, Mistral
+from engine.tool_parsers.json_formats import CALLS, Harmony, Hermes, Llama3Json, Mistral
 from engine.tool_parsers.qwen3_coder import Qwen3Coder
 
 # Marks of each tool parser in the source of a template; quotes may be escaped there. The first that fits counts:
@@ -14,6 +15,7 @@ from engine.tool_parsers.qwen3_coder import Qwen3Coder
 _KINDS = (
     (Qwen3Coder, ("<tool_call>", "<function=", "<parameter=")),
     (Hermes, ("<tool_call>", r'\\?"arguments\\?":')),
+    (Harmony, (r"<\|channel\|>", "commentary", r"functions\.")),
     (Mistral, (r"\[TOOL_CALLS\]",)),
     (Llama3Json, (r"<\|start_header_id\|>", r'\{\\?"name\\?":', r'\\?"parameters\\?":')),
 )
@@ -32,7 +34,7 @@ def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto")
     if name == "auto":
         for kind, marks in _KINDS:
             if chat_template is not None and all(re.search(mark, chat_template) for mark in marks):
-                return None if missing(tokens, kind.tokens) else kind(tokens)
+                return None if missing(tokens, kind.tokens) else _made(kind, tokens, chat_template)
         return None
     for kind, _ in _KINDS:
         if kind.name == name:
@@ -41,11 +43,15 @@ def choose_parser(tokens: Tokens, chat_template: str | None, name: str = "auto")
                     f"the tool-call parser {name!r} needs the token {lacking[0]}, which this model's tokenizer "
                     f"does not have; accepted: a parser that fits the model, or auto."
                 )
-            if kind is Mistral and not missing(tokens, (ARGUMENTS,)):
-                raise CheckpointError(f"the tool-call parser {name!r}: {NEWER_FORM}.")
-            return kind(tokens)
+            return _made(kind, tokens, chat_template)
     accepted = ", ".join(("auto", *TOOL_PARSERS))
     raise InvalidParameter("tool_call_parser", f"tool_call_parser is {name!r}; accepted: {accepted}.")
+
+
+def _made(kind: Callable[..., ToolParser], tokens: Tokens, chat_template: str | None) -> ToolParser:
+    if kind is not Mistral:
+        return kind(tokens)
+    return Mistral(tokens, chat_template if chat_template and CALLS in chat_template else None)
 
 
 def missing(tokens: Tokens, texts: tuple[str, ...]) -> list[str]:

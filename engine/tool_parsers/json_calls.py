@@ -1,4 +1,4 @@
-"""Calls written as JSON objects: `{"name": …, "arguments": {…}}`, alone or in a list.
+"""Calls written as JSON objects, `{"name": …, "arguments": {…}}`, alone or in a list; or as a name and such arguments.
 
 Keys may come in any order and `parameters` is another word for `arguments`. The arguments are an object, passed on as
 it is written, or a string that holds one, unescaped on the way; before the name is known they wait. Text of other forms
@@ -14,9 +14,10 @@ is handled so:
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from engine.tool_parsers.json_text import SPACE, JsonStep, JsonText
-from engine.tool_parsers.streaming import Body, NotACall, Reading, nonspace, only_space
+from engine.tool_parsers.streaming import Body, NotACall, Reading, exactly, nonspace, only_space
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
@@ -30,6 +31,42 @@ def one_call() -> Body:
 def list_of_calls() -> Body:
     """A parser of bodies that are a JSON array of calls. An empty one is malformed."""
     return Body(_list)
+
+
+def named_call(opening: str, closing: str, *, id_length: int = 0) -> Body:
+    """A parser of bodies that are `opening`, the tool's name, with an id of `id_length` characters behind it, `closing`
+    and the rest of the arguments, whose brace ends `closing`. It begins with a character that is in no name."""
+    return Body(lambda body: _named(body, opening, closing, id_length))
+
+
+def _named(body: Body, opening: str, closing: str, id_length: int) -> Reading[None]:
+    body.candidate()
+    yield from exactly(opening)
+    written = ""
+    while (character := (yield)) != closing[0]:
+        if character in SPACE:
+            raise NotACall
+        written += character
+    yield from exactly(closing[1:])
+    if not (name := written[: len(written) - id_length]):
+        raise NotACall
+    body.begin(name)
+    yield from _arguments(body.give)
+    body.finish()
+    yield from only_space()
+
+
+def _arguments(give: Callable[[str], None]) -> Reading[None]:
+    """Reads an object whose brace has been read."""
+    text, character = JsonText(), "{"
+    while True:
+        step = text.feed(character)
+        if step is JsonStep.BAD:
+            raise NotACall
+        give(character)
+        if step is JsonStep.END:
+            return
+        character = yield
 
 
 def _single(body: Body) -> Reading[None]:
@@ -123,7 +160,7 @@ class _Element:
             return (yield from _skip(first))
         self._has_arguments = True
         if first == "{":
-            yield from self._object_arguments()
+            yield from _arguments(self._give)
         elif first == '"':
             yield from self._string_arguments()
         else:
@@ -131,17 +168,6 @@ class _Element:
             self._give("{}")
             return past
         return ""
-
-    def _object_arguments(self) -> Reading[None]:
-        text, character = JsonText(), "{"
-        while True:
-            step = text.feed(character)
-            if step is JsonStep.BAD:
-                raise NotACall
-            self._give(character)
-            if step is JsonStep.END:
-                return
-            character = yield
 
     def _string_arguments(self) -> Reading[None]:
         """A string whose value is an object. A fault in it spoils the call but not the list around it."""

@@ -5,9 +5,12 @@
 - Llama 3: an answer that is a call is nothing but one such object, with `parameters` for the arguments; the token
   `<|python_tag|>` may stand before it. There is never more than one call. As the object has no marker, an answer in
   free text may not begin with a brace, with or without white space in the same token.
-- Mistral: the token `[TOOL_CALLS]`, then a JSON array of calls to the end of the answer. Later tokenizers write
-  `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`: a control token inside a body, which a layout cannot express. Such
-  a model's tools are refused rather than forced into another format.
+- Mistral: the token `[TOOL_CALLS]`, then a JSON array of calls to the end of the answer. Later models write each call
+  as `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`, and some of them an id after the name,
+  `[CALL_ID]` and nine letters or digits. Their chat template says which.
+- Harmony (gpt-oss): a message of the channel `commentary`,
+  `<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}`. There is never more
+  than one, and its end is the answer's. The answer in its place is one of the channel `final`.
 """
 
 from __future__ import annotations
@@ -15,11 +18,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence, Set
 
-from engine.errors import InvalidParameter
 from engine.structured_output.layout import Layout
-from engine.structured_output.spec import Literal, Optional, Repeat, sequence
+from engine.structured_output.spec import Constraint, ControlToken, Literal, Optional, Regex, Repeat, sequence
 from engine.tool_parsers.base import BEGIN, END, Sections, Tokens, ToolPlan, arguments, offered, one_of
-from engine.tool_parsers.json_calls import list_of_calls, one_call
+from engine.tool_parsers.json_calls import list_of_calls, named_call, one_call
 from engine.tool_parsers.tools import Named, ToolChoice, ToolSpec
 
 
@@ -70,38 +72,80 @@ class Llama3Json:
         return ToolPlan(layout, one_of(bodies), one_call)
 
 
-CALLS, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
-NEWER_FORM = f"this model writes calls as {CALLS}name{ARGUMENTS}{{…}}, which is not supported"
+CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_ID_LENGTH = 9
 
 
 class Mistral:
     name = "mistral"
     tokens = (CALLS,)
 
-    def __init__(self, tokens: Tokens) -> None:
-        begin = tokens.token_id(CALLS)
-        if begin is None:
-            raise ValueError(f"{CALLS} is not a token")
-        self._begin = begin
-        self._newer = tokens.token_id(ARGUMENTS) is not None
+    def __init__(self, tokens: Tokens, template: str | None = None) -> None:
+        """The source of the chat `template` says which form the calls have; without one the tokens do."""
+        self._begin = _id(tokens, CALLS)
+        self._arguments = tokens.token_id(ARGUMENTS) if template is None or ARGUMENTS in template else None
+        self._call_id = tokens.token_id(CALL_ID) if template is not None and CALL_ID in template else None
 
     def plan(
         self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
     ) -> ToolPlan:
         """See `ToolParser`."""
         chosen = offered(tools, choice, loose)
-        if self._newer:
-            raise InvalidParameter(
-                "tools",
-                f"{NEWER_FORM}; accepted: a request without tools, or a model whose tokenizer has no {ARGUMENTS}.",
-            )
+        free, several = choice == "auto", parallel and not isinstance(choice, Named)
+        if self._arguments is not None:
+            call = one_of([sequence(tool.name, *self._before_arguments(), arguments(tool, loose)) for tool in chosen])
+            length = 0 if self._call_id is None else _ID_LENGTH
+            layout = Layout(begin=self._begin, free=free, several=several)
+            return ToolPlan(layout, call, lambda: named_call("", "{", id_length=length))
         call = one_of(
             [
                 sequence(f'{{"name": {json.dumps(tool.name)}, "arguments": ', arguments(tool, loose), "}")
                 for tool in chosen
             ]
         )
-        calls = Repeat(call, ", ") if parallel and not isinstance(choice, Named) else call
+        calls = Repeat(call, ", ") if several else call
         # SentencePiece tokenizers write a space after the token, the others none.
         body = sequence(Optional(Literal(" ")), "[", calls, "]")
-        return ToolPlan(Layout(begin=self._begin, free=choice == "auto"), body, list_of_calls)
+        return ToolPlan(Layout(begin=self._begin, free=free), body, list_of_calls)
+
+    def _before_arguments(self) -> list[Constraint]:
+        """Returns what stands between a tool's name and its arguments."""
+        assert self._arguments is not None
+        if self._call_id is None:
+            return [ControlToken(self._arguments)]
+        made = Regex(f"[a-zA-Z0-9]{{{_ID_LENGTH}}}")
+        return [ControlToken(self._call_id), made, ControlToken(self._arguments)]
+
+
+CONSTRAIN, MESSAGE, CALL = "<|constrain|>", "<|message|>", "<|call|>"
+
+
+class Harmony:
+    name = "harmony"
+    tokens = (CONSTRAIN, MESSAGE, CALL)
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._constrain, self._message = _id(tokens, CONSTRAIN), _id(tokens, MESSAGE)
+        self._commentary, self._final = tokens.encode("commentary"), tokens.encode("final")
+
+    def plan(
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
+    ) -> ToolPlan:
+        """See `ToolParser`. `parallel` changes nothing. The answer's channel is open before the layout begins."""
+        begin, *header = self._commentary
+        before = ControlToken(self._constrain), Literal("json"), ControlToken(self._message)
+        bodies = [
+            sequence(f" to=functions.{tool.name} ", *before, arguments(tool, loose))
+            for tool in offered(tools, choice, loose)
+        ]
+        layout = Layout(
+            begin=begin, header=tuple(header), text_header=(*self._final, self._message), free=choice == "auto"
+        )
+        return ToolPlan(layout, one_of(bodies), lambda: named_call(" to=functions.", " json{"))
+
+
+def _id(tokens: Tokens, token: str) -> int:
+    """Raises ValueError where there is no such token."""
+    if (id := tokens.token_id(token)) is None:
+        raise ValueError(f"{token} is not a token")
+    return id

@@ -36,11 +36,15 @@ LAYOUTS: dict[str, Layout | OrAnswer] = {
     "one section": Layout(begin=BEGIN, end=END),
     "one section in text": Layout(begin=BEGIN, end=END, free=True),
     "to the end": Layout(begin=BEGIN, free=True),
+    "several to the end": Layout(begin=BEGIN, free=True, several=True),
+    "under headers": Layout(begin=BEGIN, header=(THINK, BREAK), text_header=(END, BREAK), free=True),
+    "under a header": Layout(begin=BEGIN, header=(THINK,), text_header=(END,)),
     "in place of text": Layout(free=True, openers=frozenset({A})),
     "begins inside a thought": replace(SECTIONS, thinking=True),
     "goes on": replace(SECTIONS, begun=True),
     "sections or an answer": OrAnswer(replace(SECTIONS, free=True)),
     "one section or an answer": OrAnswer(Layout(begin=BEGIN, free=True)),
+    "a section or an answer under headers": OrAnswer(Layout(begin=BEGIN, header=(A,), text_header=(END, B), free=True)),
 }
 
 
@@ -189,6 +193,27 @@ def test_an_answer_beside_sections_may_be_sections() -> None:
     assert following(modes) == {BEGIN, THINK, BREAK, EOS}
 
 
+def test_headers_are_no_text_and_leave_no_choice() -> None:
+    modes = machine(LAYOUTS["under headers"])
+    assert following(modes) == {BEGIN, END} and not modes.can_end()
+    text = machine(LAYOUTS["under headers"], END, BREAK)
+    assert (text.mode, text.kind, text.section) == (Mode.FREE, None, 1)
+    body = machine(LAYOUTS["under headers"], BEGIN, THINK)
+    assert (body.mode, body.kind, body.forced()) == (Mode.HEADER, None, [BREAK])
+    assert body.accept(BREAK) and following(body) == {A}
+    assert machine(LAYOUTS["under a header"]).forced() == [BEGIN, THINK]
+    answer = machine(LAYOUTS["a section or an answer under headers"], END, B)
+    assert following(answer) == {B, C} and answer.accept(B) and answer.kind == "text"
+
+
+def test_a_section_without_an_end_ends_where_the_next_begins() -> None:
+    modes = machine(LAYOUTS["several to the end"], BEGIN, A, B)
+    assert following(modes) == {C, EOS, BEGIN} and not modes.must_end()
+    assert modes.accept(BEGIN) and modes.section == 2 and following(modes) == {A}
+    assert not machine(LAYOUTS["several to the end"], BEGIN, A).accept(BEGIN)
+    assert machine(LAYOUTS["several to the end"], BEGIN, A, C, C, A).can_end()
+
+
 def test_breaks_cannot_loop() -> None:
     modes = machine(LAYOUTS["sections"], *[BREAK] * MAX_BREAKS)
     assert BREAK not in following(modes)
@@ -211,7 +236,14 @@ def test_rolling_back_too_far_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"end": END}, {"begin": BEGIN, "several": True}, {"begin": BEGIN, "openers": frozenset({A})}, {"thinking": True}],
+    [
+        {"end": END},
+        {"several": True},
+        {"header": (A,)},
+        {"begin": BEGIN, "text_header": (BEGIN,)},
+        {"begin": BEGIN, "openers": frozenset({A})},
+        {"thinking": True},
+    ],
 )
 def test_a_layout_that_means_nothing_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="layout|openers|span"):

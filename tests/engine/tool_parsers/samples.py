@@ -5,14 +5,17 @@ The templates are cut down to the assistant's calls; white space, key order and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from engine.model.chat_template import ChatTemplate
 from engine.structured_output.llguidance_backend import Guidance
+from engine.structured_output.matcher import words
 from engine.structured_output.spec import Constraint
 from engine.structured_output.vocabulary import Vocabulary
 from engine.tool_parsers import CallArguments, CallEvent, Malformed, ParsedCall, ToolParser, choose_parser, fold
@@ -36,14 +39,27 @@ LLAMA3 = """{%- for m in messages %}{{- '<|start_header_id|>assistant<|end_heade
 MISTRAL = """{%- for m in messages %}{{- '[TOOL_CALLS] [' }}{%- for call in m.tool_calls %}
     {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}' }}
     {{- ', ' if not loop.last else ']' }}{%- endfor %}{%- endfor %}"""
-TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3, "mistral": MISTRAL}
+MISTRAL_ARGS = """{%- for m in messages %}{%- for call in m.tool_calls %}
+    {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}
+{%- endfor %}{%- endfor %}"""
+MISTRAL_IDS = MISTRAL_ARGS.replace("'[ARGS]'", "'[CALL_ID]a1B2c3D4e[ARGS]'")
+HARMONY = """{%- for m in messages %}{%- set call = m.tool_calls[0].function %}
+    {{- '<|channel|>commentary to=functions.' + call.name + ' <|constrain|>json<|message|>' }}
+    {{- call.arguments | tojson + '<|call|>' }}{%- endfor %}"""
+TEMPLATES = {
+    "hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3, "mistral": MISTRAL,
+    "mistral args": MISTRAL_ARGS, "mistral ids": MISTRAL_IDS, "harmony": HARMONY,
+}  # fmt: skip
 
 
 class ByteTokens:
     """A tokenizer of 256 bytes, two kinds of line break and some control tokens."""
 
     TEXTS = (b"\n\n", b'{"', b" {", b"\n{", b"{}")
-    CONTROL = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<eos>")
+    CONTROL = (
+        "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<eos>",
+        "[ARGS]", "[CALL_ID]", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>",
+    )  # fmt: skip
 
     def __init__(self, control: Sequence[str] = CONTROL) -> None:
         self.control = control
@@ -59,6 +75,17 @@ class ByteTokens:
     def is_special(self, id: int) -> bool:
         return id >= len(self.texts)
 
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Returns a token a byte; with `special` control tokens are such."""
+        if not special:
+            return list(text.encode())
+        parts = re.split("(" + "|".join(map(re.escape, self.control)) + ")", text)
+        ids = [[id] if (id := self.token_id(part)) is not None else list(part.encode()) for part in parts]
+        return [id for part in ids for id in part]
+
+    def without_control(self, text: str) -> str:
+        return re.sub("|".join(map(re.escape, self.control)), "", text)
+
 
 TOKENS = ByteTokens()
 
@@ -67,7 +94,7 @@ TOKENS = ByteTokens()
 def tool_parser(name: str) -> ToolParser:
     found = choose_parser(TOKENS, TEMPLATES[name])
     assert found is not None
-    assert found.name == name
+    assert found.name == name.split()[0]
     return found
 
 
@@ -82,7 +109,15 @@ def byte_backend() -> Guidance:
 def accepts(constraint: Constraint, text: str) -> bool:
     """Returns whether the text, byte by byte, is one that the constraint holds to."""
     matcher = byte_backend().compile(constraint).matcher()
-    return all(matcher.accept(byte) for byte in text.encode()) and matcher.can_end()
+    row = np.empty(words(TOKENS.vocab_size), dtype=np.int32)
+    for token in TOKENS.encode(text, special=True):
+        matcher.fill(row)
+        shown = bool(row[token >> 5] >> (token & 31) & 1)
+        if matcher.accept(token) is not shown:
+            raise AssertionError(f"{token} is shown: {shown}, and accepted: {not shown}")
+        if not shown:
+            return False
+    return matcher.can_end()
 
 
 @lru_cache
@@ -96,12 +131,21 @@ def rendered(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str
     text = _template(name).render(
         [{"role": "assistant", "tool_calls": tool_calls}], tools=None, add_generation_prompt=False, variables={}
     )
+    if name == "harmony":
+        return [text.removeprefix("<|channel|>commentary").removesuffix("<|call|>")]
+    if name in ("mistral args", "mistral ids"):
+        return text.split("[TOOL_CALLS]")[1:]
     if name == "mistral":
         return [text.removeprefix("[TOOL_CALLS]")]
     if name == "llama3_json":
         return [text.partition("\n\n")[2]]
     assert text.startswith("<tool_call>")
     return [part.partition("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
+
+
+def written(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
+    """The bodies as a parser reads them: a detokenizer leaves out control tokens."""
+    return [TOKENS.without_control(body) for body in rendered(name, calls)]
 
 
 def joined(events: Iterable[CallEvent]) -> list[CallEvent]:

@@ -24,6 +24,7 @@ from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS
 
 pytestmark = pytest.mark.slow
 
+FORMS = ("hermes", "qwen3_coder", "llama3_json", "mistral")  # without control tokens, which the vocabulary lacks
 WALKS = 200  # for each tool parser
 SOON, MAX_COUNT = 30, 400  # tokens after which a walk goes for its end, and after which it is given up
 
@@ -36,14 +37,14 @@ def plans(name: str) -> list[tuple[tuple[ToolSpec, ...], ToolPlan]]:
     return [(tools, tool_parser.plan(tools, "required")) for tools in sets]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMS)
 def test_every_tool_set_has_a_plan_that_compiles(name: str) -> None:
     for _, plan in plans(name):
         assert guidance("pebble").compile(plan.body).size > 0
     assert len(plans(name)) > 600
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMS)
 def test_whatever_the_mask_lets_through_is_read_as_valid_calls(name: str) -> None:
     rng = Random(name)
     finished = 0

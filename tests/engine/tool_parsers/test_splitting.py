@@ -27,7 +27,7 @@ from engine.tool_parsers import (
     read_tools,
 )
 from tests.engine.structured_output.sources import pebble
-from tests.engine.tool_parsers.samples import TEMPLATES, joined, rendered, tool_parser
+from tests.engine.tool_parsers.samples import TEMPLATES, joined, tool_parser, written
 
 pytestmark = pytest.mark.slow
 
@@ -69,10 +69,10 @@ def some_arguments(rng: random.Random, tool: str) -> dict[str, Any]:
 
 def some_bodies(rng: random.Random, name: str) -> list[str]:
     calls = []
-    for _ in range(rng.randint(1, 3) if name != "llama3_json" else 1):
+    for _ in range(rng.randint(1, 3) if name not in ("llama3_json", "harmony") else 1):
         tool = rng.choice(["write_file", "plot", "nobody.knows-this_one"])
         calls.append((tool, some_arguments(rng, tool)))
-    bodies = rendered(name, calls)
+    bodies = written(name, calls)
     return [damaged(rng, body) if rng.random() < 0.4 else body for body in bodies]
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_body_never_harms_the_bodies_beside_it(name: str) -> None:
         calls = [("plot", some_arguments(rng, "plot")), ("unknown", some_arguments(rng, "write_file"))]
         if any("\n</parameter>" in str(value) for _, arguments in calls for value in arguments.values()):
             continue  # Qwen3-Coder's format cannot write such a value
-        before, after = rendered(name, calls)
+        before, after = written(name, calls)
         found = events(plan, [before, damaged(rng, before), after], lambda text: characters(rng, text))
         read, _ = fold(event for some in found for event in some)
         assert [read[0], read[-1]] == fold([*one(plan, before), *one(plan, after)])[0]
