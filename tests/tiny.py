@@ -32,11 +32,15 @@ TEMPLATE = """\
 {% if open_thinking %}<think>{% elif forever %}<|forever|>{% elif enable_thinking %}<|ponder|>{% endif %}{% endif %}"""
 
 
-# Harmony, gpt-oss's dialect. Each message of this model's is "abc", whatever its channel.
-HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>")
+# Harmony, gpt-oss's dialect. Each message of this model's is "abc", and it calls no tool by itself.
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
 HARMONY_TEMPLATE = """\
-{%- for m in messages %}<|start|>{{ m['role'] }}
-{%- if m['role'] == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m['content'] }}<|end|>{% endfor %}
+{%- for m in messages %}<|start|>
+{%- if m['role'] == 'tool' %}functions.{{ m['name'] }} to=assistant<|channel|>commentary<|message|>{{ m['content'] }}
+{%- elif m.get('tool_calls') %}{% set call = m['tool_calls'][0]['function'] -%}
+assistant to=functions.{{ call['name'] }}<|channel|>commentary json<|message|>{{ call['arguments'] | tojson }}
+{%- else %}{{ m['role'] }}{% if m['role'] == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m['content'] }}
+{%- endif %}{{ '<|call|>' if m.get('tool_calls') else '<|end|>' }}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
 
@@ -47,7 +51,7 @@ def write_harmony_checkpoint(path: Path) -> Path:
     vocab = tokenizer.get_vocab()
     table = torch.full((len(vocab), len(vocab)), -20.0)
     chain = ["<|message|>", "a", "b", "c", "<|end|>"]
-    for last, following in itertools.pairwise(chain):
+    for last, following in (*itertools.pairwise(chain), ("<|channel|>", "f")):
         table[vocab[following], vocab[last]] = 20.0
     return _write_model(path, tokenizer, table, HARMONY_TEMPLATE, end="<|return|>")
 

@@ -22,10 +22,11 @@ class Layout:
     - No `begin`, `free`: an answer whose first token is one of `openers` is a body; any other is free text.
 
     A section without `end` ends the answer with its body, or before the next `begin` where there may be `several`.
-    `header` follows `begin`, and `text_header` begins the text of an answer that is no section. `breaks` are
-    tokens that may stand, at most two in a row, before the first section, around thinking and between sections, and
-    belong to no text. `think` are the tokens that open and close thinking; `thinking` says that the span begins inside
-    it, `begun` that the answer has a section already, in an earlier span.
+    `header` follows `begin`. `text_header` begins the text of an answer that is no section, and no section follows it,
+    as `begin` may be a token of text. `breaks` are tokens that may stand, at most two in a row, before the first
+    section, around thinking and between sections, and belong to no text. `think` are the tokens that open and close
+    thinking; `thinking` says that the span begins inside it, `begun` that the answer has a section already, in an
+    earlier span.
 
     Raises:
         ValueError: `end`, `several`, `openers` or a header are given where they have no effect, or text and sections

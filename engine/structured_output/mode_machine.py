@@ -230,7 +230,8 @@ class ModeMachine:
         layout = self._layout
         if layout.think is not None and token == layout.think[0] and not self._awaits_header(place):
             return replace(_marker(place, Mode.THINK), back=place.mode)
-        if layout.begin is not None and token == layout.begin:
+        begins = not layout.text_header or place.mode is not Mode.FREE
+        if layout.begin is not None and token == layout.begin and begins:
             return self._in_header(_marker(place, Mode.BODY), Mode.BODY, layout.header)
         return None
 

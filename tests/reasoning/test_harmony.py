@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Span, Tokenizer
+from engine.tool_parsers import ParsedCall, choose_parser, fold, read_tools
 from reasoning.budget import BudgetForcing, ThinkingBudget
+from reasoning.dialogue import after_calls
 from reasoning.strategy import Context
 from reasoning.thinking import AnswerFunction, Markers, Piece, empty_thinking, think_and_answer
 from reasoning.written import pieces_of
@@ -78,6 +80,44 @@ def test_a_prompt_opens_the_channel_of_thinking_or_of_the_answer(
 def test_only_a_prompt_for_an_answer_has_a_channel_opened(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=False)
     assert prompt[-1] == markers_of(tokenizer).closing
+
+
+@pytest.mark.parametrize(("variables", "channel"), [({}, "analysis<|message|>"), ({"enable_thinking": False}, "")])
+def test_a_prompt_after_results_leaves_the_channel_of_an_answer_open(
+    tokenizer: Tokenizer, variables: dict[str, Any], channel: str
+) -> None:
+    """Another call may come in its place. Any: of a template."""
+    tokens = after_calls(tokenizer, [("1", "look")], ["Open."], variables)
+    assert tokenizer.decode(tokens, skip_special=False) == (
+        "<|call|><|start|>functions.look to=assistant<|channel|>commentary<|message|>Open.<|end|>"
+        f"<|start|>assistant<|channel|>{channel}"
+    )
+    markers = markers_of(tokenizer)
+    assert markers.left_closed(tokens, tokenizer) is not markers.left_open(tokens, tokenizer) is bool(channel)
+    rest = tokenizer.decode(markers.missing_header(tokens), skip_special=False)
+    assert rest == ("" if channel else "final<|message|>")
+
+
+async def test_a_call_may_stand_in_place_of_the_answer(engine: Engine) -> None:
+    tokenizer = engine.tokenizer
+    parser = choose_parser(tokenizer, tokenizer.tool_template)
+    assert parser is not None
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "maxProperties": 0}}}
+    prompt = tokenizer.apply_chat_template(QUESTION, tools=[tool])
+    behind = {}
+    for choice in ("auto", "required"):
+        plan = parser.plan(read_tools([tool]), choice)
+        span = Span(GREEDY, max_tokens=100, constraint=plan.constrained)
+        async with await engine.open(prompt) as seq:
+            written = think_and_answer(seq, span, markers_of(tokenizer), opened=True, calls=True)
+            pieces = [piece async for piece in written]
+            behind[choice] = tokenizer.decode(seq.tokens[len(prompt) :], skip_special=False)
+        assert pieces[-1].finish_reason == "stop"
+    calls, malformed = fold([*(body := plan.parser()).push(text_of(pieces, "call")), *body.end()])
+    assert (calls, malformed) == ([ParsedCall("look", "{}")], "")
+    head = "abc<|end|><|start|>assistant<|channel|>"
+    assert behind["auto"] == f"{head}final<|message|>abc"
+    assert behind["required"] == f"{head}commentary to=functions.look <|constrain|>json<|message|>{{}}"
 
 
 async def test_thinking_and_answer_are_messages_of_two_channels(engine: Engine) -> None:

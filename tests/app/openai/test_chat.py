@@ -279,7 +279,8 @@ def test_fields_that_nobody_knows_are_named_in_a_header_where_the_operator_says_
 def test_a_model_that_speaks_harmony_thinks_and_answers_in_channels(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"model": "default", "messages": HI, "max_tokens": 60, "temperature": 0}
     schema = {"type": "json_schema", "json_schema": {"name": "said", "schema": {"enum": ["abc"]}}}
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    at = {"type": "object", "properties": {"at": {"enum": ["door"]}}, "required": ["at"]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": at}}
     with (
         serving(write_harmony_checkpoint(tmp_path / "harmony"), tmp_path / "data") as server,
         httpx.Client(base_url=f"{server.url}/v1", timeout=60) as http,
@@ -293,5 +294,14 @@ def test_a_model_that_speaks_harmony_thinks_and_answers_in_channels(tmp_path: Pa
         assert said(reasoning_effort="none")[1] == said(chat_template_kwargs={"enable_thinking": False})[1] == "abc"
         assert not said(reasoning_effort="none")[0]
         assert said(response_format=schema) == ("abc", '"abc"')
-        refused = http.post("chat/completions", json={**asked, "tools": [tool]})
-        assert refused.status_code == 400 and "Harmony's channel `commentary`" in refused.json()["error"]["message"]
+        for effort in ("low", "none"):
+            more = {**asked, "tools": [tool], "reasoning_effort": effort}
+            assert said(**more)[1] == said(**more, tool_choice="none")[1] == "abc"
+            required = {**more, "tool_choice": "required", "max_tokens": 120}
+            reply = http.post("chat/completions", json=required).json()
+            (choice,) = reply["choices"]
+            (call,) = choice["message"]["tool_calls"]
+            assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+            assert call["function"] == {"name": "look", "arguments": '{"at":"door"}'}
+            result = {"role": "tool", "tool_call_id": call["id"], "name": "look", "content": "Open."}
+            assert said(**{**more, "messages": [*HI, choice["message"], result]})[1] == "abc"

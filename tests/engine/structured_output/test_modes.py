@@ -198,6 +198,7 @@ def test_headers_are_no_text_and_leave_no_choice() -> None:
     assert following(modes) == {BEGIN, END} and not modes.can_end()
     text = machine(LAYOUTS["under headers"], END, BREAK)
     assert (text.mode, text.kind, text.section) == (Mode.FREE, None, 1)
+    assert text.accept(BEGIN) and (text.mode, text.kind) == (Mode.FREE, "text")
     body = machine(LAYOUTS["under headers"], BEGIN, THINK)
     assert (body.mode, body.kind, body.forced()) == (Mode.HEADER, None, [BREAK])
     assert body.accept(BREAK) and following(body) == {A}
