@@ -32,12 +32,13 @@ from training.torch_model import Model, ModelConfig
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Pushes the singular values of (count, rows, columns) towards 1 (the quintic of the Muon write-up)."""
+def orthogonalise(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Pushes the singular values of (count, rows, columns) towards 1 (the quintic of the Muon write-up), by products
+    in `dtype`: five steps forgive bfloat16."""
     a, b, c = QUINTIC
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).bfloat16()  # as in the write-up: five steps forgive it
+    x = (x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -57,9 +58,12 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         decay: float = 0.01,
         team: Team = ALONE,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        """`dtype` is that of the products of the orthogonalisation."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
         self.team = team
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever used
@@ -70,7 +74,7 @@ class Muon(torch.optim.Optimizer):
             updated = [torch.stack([self._momentum(w, group["momentum"]) for w in ws]) for ws in shapes.values()]
             for updates in updated:
                 share = updates[self.team.rank :: self.team.size].clone()
-                updates.zero_()[self.team.rank :: self.team.size] = orthogonalise(share)
+                updates.zero_()[self.team.rank :: self.team.size] = orthogonalise(share, dtype=self.dtype)
             self.team.add(updated)
             for (shape, weights), updates in zip(shapes.items(), updated, strict=True):
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
@@ -98,12 +102,18 @@ class Optimizer:
     """The two optimisers as one: `step(share)` applies the gradients at `share` of the peak rates."""
 
     def __init__(
-        self, model: torch.nn.Module, matrix_lr: float = 0.02, adam_lr: float = 3e-3, team: Team = ALONE
+        self,
+        model: torch.nn.Module,
+        matrix_lr: float = 0.02,
+        adam_lr: float = 3e-3,
+        team: Team = ALONE,
+        *,
+        bfloat16: bool = False,
     ) -> None:
         named = list(model.named_parameters())
         matrices = [w for name, w in named if w.ndim == 2 and "embed" not in name]
         others = [w for name, w in named if w.ndim != 2 or "embed" in name]
-        self.muon = Muon(matrices, lr=matrix_lr, team=team)
+        self.muon = Muon(matrices, matrix_lr, team=team, dtype=torch.bfloat16 if bfloat16 else torch.float32)
         self.adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
         self._peaks = (matrix_lr, adam_lr)
 
@@ -168,7 +178,7 @@ class Trainer:
             published = load_file(Path(plan.start) / "model.safetensors")
             self.model.load_state_dict({name: weight.float() for name, weight in published.items()})
         self.model.to(plan.device)
-        self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr, team)
+        self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr, team, bfloat16=plan.bfloat16)
         self.reader = Reader(
             plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers, team
         )

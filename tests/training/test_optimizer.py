@@ -12,10 +12,13 @@ from training.torch_model import Model
 from training.trainer import Optimizer, orthogonalise, wsd
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 16, 16), (1, 8, 24), (3, 24, 8)])
-def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, int, int]) -> None:
+def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
+    made = orthogonalise(torch.randn(shape), dtype=dtype)
+    values = torch.linalg.svdvals(made)
+    assert made.dtype == torch.float32
     assert values.min() > 0.3 and values.max() < 1.5
 
 
