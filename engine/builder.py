@@ -35,6 +35,7 @@ from engine.model.memory import (
     find_device,
     find_dtype,
     free_bytes,
+    spec_of,
     useful_blocks,
     weight_bytes,
 )
@@ -68,9 +69,8 @@ def build(config: EngineConfig) -> EngineParts:
         CheckpointError, UnsupportedArchitecture: see there.
         InvalidParameter: the device is not there, or the pool cannot hold a sequence.
     """
-    device = find_device(config.device)
-    dtype = find_dtype(config.dtype, device, config.quantization)
-    path = resolve(config.model)
+    device, path = find_device(config.device), resolve(config.model)
+    dtype = find_dtype(config, device, spec_of(path))
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
     use_threads(threads, device)

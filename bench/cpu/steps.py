@@ -70,7 +70,7 @@ def _tilewise(decoder: Decoder, batch: Batch, kv: KVCache) -> Step:
 def laid_step(decoder: Decoder, rows: int, context: int, queries: int) -> tuple[Batch, KVCache]:
     """`rows` sequences of `context` tokens, of which the last `queries` are new, and a cache of noise."""
     spec, each = decoder.spec, -(-context // BLOCK)
-    kv = KVCache(spec.layers, rows * each + 1, BLOCK, spec.kv_heads, spec.head_dim, torch.bfloat16, torch.device("cpu"))
+    kv = KVCache(spec.layers, rows * each + 1, BLOCK, spec.kv_heads, spec.head_dim, decoder.dtype, torch.device("cpu"))
     kv.data.normal_()
     table = torch.arange(1, rows * each + 1).view(rows, each)
     positions = torch.arange(context - queries, context).repeat(rows)

@@ -5,6 +5,7 @@ Everything is computed from files and configurations, before any tensor is made.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from engine.families import family_of
 from engine.kernels import cpu
 from engine.kernels.quantized import GROUP
 from engine.kv_cache.quantized_cache import head_bytes
+from engine.model import native_layers
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, resolve
 from engine.model.model_spec import ModelSpec
@@ -91,13 +93,31 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def find_dtype(name: str, device: torch.device, quantization: QuantizationName = "none") -> torch.dtype:
-    """Returns the dtype of a configuration; `auto` is the device's, or the one of our own CPU kernels for quantised
-    weights."""
-    if name == "auto" and quantization != "none" and device.type == "cpu" and cpu.library() is not None:
+def find_dtype(config: EngineConfig, device: torch.device, spec: ModelSpec) -> torch.dtype:
+    """Returns the dtype of a configuration.
+
+    `auto` is bfloat16 where the device multiplies it, or where our own CPU kernels run the model: on AVX2 they widen it
+    in registers, and one request waits for half the bytes of float32. Else it is float32.
+    """
+    if config.dtype != "auto":
+        named: torch.dtype = getattr(torch, config.dtype)
+        return named
+    if device.type == "cpu" and (_on_x86_kernels(config, spec) or config.quantization != "none") and cpu.library():
         return torch.bfloat16
-    found: torch.dtype = default_dtype(device) if name == "auto" else getattr(torch, name)
-    return found
+    return default_dtype(device)
+
+
+def _on_x86_kernels(config: EngineConfig, spec: ModelSpec) -> bool:
+    """Returns whether our own CPU kernels run all of the model. No ARM processor has timed them."""
+    whole = native_layers.suits(spec, torch.bfloat16, torch.device("cpu")) and not spec.torch_layers
+    ours = config.kernels == "auto" and config.kv_dtype in ("auto", "int4")
+    return whole and ours and platform.machine() == "x86_64"
+
+
+def spec_of(path: Path) -> ModelSpec:
+    """Reads the architecture of a checkpoint. Raises CheckpointError, UnsupportedArchitecture."""
+    json = read_config(path)
+    return family_of(json).spec(json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +136,9 @@ def needs_of(config: EngineConfig) -> Needs:
         CheckpointError, UnsupportedArchitecture: they cannot be read, or no family here runs the model.
         InvalidParameter: the device is not there.
     """
-    device = find_device(config.device)
-    dtype = find_dtype(config.dtype, device, config.quantization)
-    path = resolve(config.model)
-    json = read_config(path)
-    spec = family_of(json).spec(json)
+    device, path = find_device(config.device), resolve(config.model)
+    spec = spec_of(path)
+    dtype = find_dtype(config, device, spec)
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     return Needs(
         loaded_bytes(path, spec, dtype, config.quantization, INT4_GROUP if device.type == "cpu" else GROUP),

@@ -15,7 +15,7 @@ namespace ponder {
 #ifdef __AVX512F__
 constexpr int kPairRows = 8;  // rows that are multiplied together at most, a part of a tile: their sums stay in registers
 #else
-constexpr int kPairRows = 2;
+constexpr int kPairRows = 4;
 #endif
 constexpr int64_t kPairAhead = 2048;  // bytes of each stream of weights that are prefetched
 
@@ -63,10 +63,12 @@ template <int kBlocks>
 inline void multiply_pairs(const bf16* packed, int rows, const bf16* panel, int64_t steps, float* sums) {
   if (rows == 1) return multiply_some<1, kBlocks>(packed, panel, steps, sums);
   if (rows == 2) return multiply_some<2, kBlocks>(packed, panel, steps, sums);
-#ifdef __AVX512F__
   if constexpr (kBlocks == 1) {
     if (rows == 3) return multiply_some<3, 1>(packed, panel, steps, sums);
     if (rows == 4) return multiply_some<4, 1>(packed, panel, steps, sums);
+  }
+#ifdef __AVX512F__
+  if constexpr (kBlocks == 1) {
     if (rows == 5) return multiply_some<5, 1>(packed, panel, steps, sums);
     if (rows == 6) return multiply_some<6, 1>(packed, panel, steps, sums);
     if (rows == 7) return multiply_some<7, 1>(packed, panel, steps, sums);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from engine.kernels.cpu.binding import GroupedWeight, alternating
 from engine.kernels.cpu.compiling import OPTIONS
 from engine.model import native_layers
 from engine.model.decoder import load_decoder
-from engine.model.linear import Linear, Packing, multiplies_int8, pack_int8
-from engine.model.memory import find_dtype, needs_of
+from engine.model.linear import Linear, Packing, default_dtype, multiplies_int8, pack_int8
+from engine.model.memory import find_dtype, needs_of, spec_of
+from engine.model.model_spec import ModelSpec
 from engine.model.quantized_weight import AffineWeight, round_to_nearest
 from tests.engine.model import tiny
 from tests.engine.model.instruction_sets import kernels_for
@@ -180,10 +182,19 @@ def test_memory_is_told(checkpoint: Path, quantization: QuantizationName) -> Non
 
 
 @needs_kernels
-def test_quantised_weights_are_run_in_bfloat16_wherever_the_kernels_are() -> None:
+def test_a_model_is_run_in_bfloat16_wherever_the_kernels_run_it(checkpoint: Path) -> None:
+    config, device, spec = EngineConfig(str(checkpoint)), torch.device("cpu"), spec_of(checkpoint)
+
+    def found(spec: ModelSpec = spec, **options: Any) -> torch.dtype:
+        return find_dtype(replace(config, **options), device, spec)
+
+    hardware = default_dtype(device)
     with kernels_for("AVX2"):
-        assert find_dtype("auto", torch.device("cpu"), "int4") == torch.bfloat16
-        assert find_dtype("float32", torch.device("cpu"), "int4") == torch.float32
+        assert found() == found(quantization="int4") == found(kv_dtype="int4") == torch.bfloat16
+        assert found(dtype="float32") == found(dtype="float32", quantization="int4") == torch.float32
+        assert found(kernels="torch") == found(kv_dtype="int8") == hardware
+        assert found(replace(spec, attention_softcap=50.0)) == hardware
+        assert found(replace(spec, attention_softcap=50.0), quantization="int8") == torch.bfloat16
 
 
 @pytest.mark.parametrize("rows", [1, 16, 33])
