@@ -15,6 +15,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.answering.tool_service import ToolService
+from app.config.efforts import BudgetFields
 from app.current_user import AppState, User
 from app.errors import ApiError
 from app.query_params import ONLY_KNOWN
@@ -55,6 +56,8 @@ AnswerBody = Annotated[AnswerRequest, Depends(JsonBody(AnswerRequest))]
 
 @router.get("/tools")
 async def tools(state: AppState) -> dict[str, Any]:
+    if len(state.tool_service.registry):  # the page lists them when it is opened
+        state.tool_selector.warm(state.models.default)
     return tool_list(state.tool_service)
 
 
@@ -123,9 +126,16 @@ async def _tools_of(state: State, user: str, run_id: str) -> RunTools:
 strategies_router = APIRouter(prefix="/api", tags=["Strategies"], dependencies=[ONLY_KNOWN])
 
 
+def _within(budget: BudgetFields, context: int) -> dict[str, Any]:
+    """Returns a budget as JSON, of no more tokens than a context has."""
+    most = budget.max_tokens
+    return {**budget.model_dump(), "max_tokens": None if most is None else min(most, context)}
+
+
 @strategies_router.get("/strategies")
 async def strategies(user: User, state: AppState) -> dict[str, Any]:
     reasoning_resolver = state.reasoning_resolver
+    context = max(each.engine.max_model_len for each in state.models)
     return {
         "strategies": [
             {
@@ -136,7 +146,7 @@ async def strategies(user: User, state: AppState) -> dict[str, Any]:
             if each.name != fallback.name or state.models.default.engine.fallback is not None  # it would be refused
         ],
         "faults": [{"origin": origin, "error": why} for origin, why in reasoning_resolver.strategies.faults.items()],
-        "efforts": {name: budget.model_dump() for name, budget in reasoning_resolver.efforts.items()},
+        "efforts": {name: _within(budget, context) for name, budget in reasoning_resolver.efforts.items()},
         "limits": {
             "branches": reasoning_resolver.quota.branches, "nodes": reasoning_resolver.quota.nodes, "seconds":
             reasoning_resolver.seconds,
