@@ -129,7 +129,14 @@ async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, An
         message = f"before is {str(error)!r:.60}; accepted: what `next` of the page before says."
         raise invalid("before", message) from None
     return {
-        "chats": [{**each, "running": state.runs.active_in(each["id"]) is not None} for each in found],
+        "chats": [
+            {
+                **each,
+                "running": state.runs.active_in(each["id"]) is not None,
+                "waiting_for": state.runs.waiting_for(each["id"]),
+            }
+            for each in found
+        ],
         "next": more,
     }
 

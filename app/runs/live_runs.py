@@ -11,7 +11,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from app.answering.remote_model import RemoteModel
 from app.answering.served_model import ServedModel
@@ -181,6 +181,12 @@ class Runs:
     def active_in(self, chat_id: str) -> str | None:
         """The chat's unfinished run."""
         return self._busy_chats.get(chat_id)
+
+    def waiting_for(self, chat_id: str) -> Literal["approval", "answer"] | None:
+        """Returns what the chat's unfinished run waits for from a person."""
+        run_id = self.active_in(chat_id)
+        tools = None if run_id is None else self.tools_of(run_id)
+        return None if tools is None else tools.waiting_for
 
     async def log(self, user: str, run_id: str) -> RunLog:
         """A run's log, live or from the store.

@@ -84,6 +84,14 @@ class RunTools:
         """The tools with untrusted output that the run has read by now, or its conversation before."""
         return self._session.tainted_by
 
+    @property
+    def waiting_for(self) -> Literal["approval", "answer"] | None:
+        """Returns what the run waits for from a person."""
+        for waiting in self._waiting.values():
+            if not waiting.decided.done():
+                return "approval" if isinstance(waiting.asked, ApprovalRequested) else "answer"
+        return None
+
     def clock(self) -> float:
         """Seconds that pass, except while a person is asked: a run is not to end because they think."""
         now = time.monotonic()

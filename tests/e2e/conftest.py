@@ -15,6 +15,7 @@ from tests.e2e.support.real_server import RealServer, forget_documents, with_doc
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
+PATIENCE_MS = 30_000  # the first answer with tools, which loads the embedder, took over 15 s on two loaded cores
 ARGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -28,7 +29,7 @@ def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("no Chromium on this machine (apt-get install chromium)")
-    sync_api.expect.set_options(timeout=15_000)  # the first answer on a loaded machine of two cores took over 5 s
+    sync_api.expect.set_options(timeout=PATIENCE_MS)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=ARGS.split())
         yield browser
@@ -66,7 +67,7 @@ class Watch:
         self.expected = True
 
     def over(self, page: Page) -> Page:
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: self.wrong.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.wrong.append(f"uncaught: {error}"))
         page.on("requestfailed", lambda request: self._failed(request.url, request.failure))

@@ -120,7 +120,7 @@ def test_every_control_sends_what_it_says(page: Page, fake: FakeServer) -> None:
     sheet(page, "System prompt").get_by_role("textbox").fill("You are kind.")
     page.keyboard.press("Escape")
     words = (
-        "Model: plain · Strategy: best_of_n (n 6, verifier judge, enough 0.5) · From Letters · "
+        "Model: plain · Strategy: Best of n (n 6, verifier judge, enough 0.5) · From Letters · "
         "System prompt: “You are kind.” · Temperature 0.2 · Top p 0.9 · Seed -3 · "
     )
     expect(page.get_by_text(words + "At most 200 tokens")).to_be_visible()
@@ -268,7 +268,7 @@ def test_what_cannot_be_read_back_is_as_if_nothing_was_kept(page: Page, fake: Fa
 def test_a_refusal_is_told_at_its_field_and_the_words_are_kept(page: Page, fake: FakeServer, watch: Watch) -> None:
     watch.expect_errors()
     kept(page, '{"strategy": "tree", "options": {"nodes": 10}}')
-    expect(control(page, "Strategy: tree")).to_be_visible()
+    expect(control(page, "Strategy: Tree")).to_be_visible()
     why = "strategy_options.nodes is 10; accepted: at least 21."
     fake.refuse_next("strategy_options.nodes", why)
     box = page.get_by_role("textbox", name="Message")

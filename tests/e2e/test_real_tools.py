@@ -149,9 +149,17 @@ def test_what_is_allowed_for_good_asks_no_more(page: Page, server: RealServer, t
 
 def test_what_is_denied_does_not_run(page: Page, server: RealServer, tool: Tool) -> None:
     ask(page, QUESTION)
+    expect(approval(page)).to_be_visible()
+    listed = page.get_by_role("navigation", name="Chats")
+    expect(page).to_have_title(re.compile("^Needs you · "))
+    expect(listed.get_by_text("waits for you")).to_be_attached()
     press(page, "Deny")
     expect(card(page)).to_contain_text("You denied this.")
+    expect(card(page)).to_contain_text("denied")
+    expect(card(page)).not_to_contain_text("failed")
     settled(page)
+    expect(listed.get_by_text("waits for you")).to_have_count(0)
+    expect(page).to_have_title(re.compile("^(?!Needs you)"))
     assert tool.runs == 0
 
 
@@ -317,7 +325,7 @@ def test_what_is_never_allowed_is_not_asked_again_until_that_is_forgotten(
     page.get_by_role("link", name="New chat").click()
     ask(page, QUESTION)
     settled(page)
-    expect(card(page)).to_contain_text("failed")
+    expect(card(page)).to_contain_text("denied")
     assert tool.runs == 0
     page.get_by_role("button", name="Tools").click()
     sheet = page.get_by_role("dialog")

@@ -99,6 +99,7 @@ def test_an_effort_is_what_the_configuration_says(model: Path, tmp_path: Path) -
         assert thought(low) <= 7 and thought(high) >= 40
         shown = http.get("/api/strategies").json()["efforts"]
         assert shown["low"]["max_tokens"] == 7 and shown["medium"]["max_tokens"] == 2048
+        assert shown["xhigh"]["max_tokens"] == http.get("/api/server").json()["max_model_len"]
         reply = http.post(RESPONSES, json={"model": "default", "input": "hello", "reasoning": {"effort": "high"}})
         assert reply.json()["usage"]["output_tokens_details"]["reasoning_tokens"] >= 40
         assert reply.json()["reasoning"] == {"effort": "high", "summary": None}

@@ -107,6 +107,12 @@ def test_a_broken_plugin_is_told_and_the_old_one_stays(http: httpx.Client, plugi
     assert of_type(log_of(http, start(http)), "tool.result")[0]["text"] == "391"
 
 
+def waiting_for(http: httpx.Client) -> str | None:
+    """Returns what the chat used last waits for, as the list of chats says it."""
+    found: str | None = http.get("/api/chats").json()["chats"][0]["waiting_for"]
+    return found
+
+
 @pytest.mark.parametrize(("decision", "ended"), [("once", "tool.result"), ("no", "tool.error")])
 def test_what_asks_first_waits_for_a_person(http: httpx.Client, plugin: Any, decision: str, ended: str) -> None:
     plugin(ASKING, there)
@@ -117,7 +123,9 @@ def test_what_asks_first_waits_for_a_person(http: httpx.Client, plugin: Any, dec
         if event["type"] == "approval.requested":
             address = f"/api/runs/{run}/approvals/{event['approval_id']}"
             error(http.post(address, json={"decision": "perhaps"}), 400, "invalid_value", "decision")
+            assert waiting_for(http) == "approval"
             assert http.post(address, json={"decision": decision}).status_code == 202
+            assert waiting_for(http) is None
     (asked,), (resolved,) = of_type(log, "approval.requested"), of_type(log, "approval.resolved")
     assert "23 * 17" in asked["preview"] and resolved["decision"] == decision
     assert len(of_type(log, ended)) == 1 and log[-1]["type"] == "run.completed"

@@ -168,7 +168,7 @@ def editing(page: Page, _: FakeServer) -> None:
 def versions(page: Page, _: FakeServer) -> None:
     page.get_by_role("button", name="Answer again").click()
     expect(page.get_by_text("2 / 2")).to_be_visible()
-    expect(reply(page)).to_contain_text("tokens/s")
+    expect(reply(page).get_by_role("button", name="Speed and size")).to_be_visible()
 
 
 def searched_for(words: str) -> Bring:

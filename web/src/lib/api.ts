@@ -24,6 +24,7 @@ export interface ChatSummary {
   private: boolean; // it is kept from models of other servers
   folder_id: string | null;
   running?: boolean; // is an answer being made? Said in lists
+  waiting_for?: "approval" | "answer" | null; // what it waits for from a person; said in lists
 }
 
 export type Status = "running" | "completed" | "failed" | "cancelled";

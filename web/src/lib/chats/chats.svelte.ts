@@ -83,6 +83,11 @@ export class Chats {
     if (running) this.#timer = setTimeout(() => document.hidden || void this.refresh(), LOOK_MS);
   }
 
+  /** Whether one waits for a person. */
+  get waiting(): boolean {
+    return Object.values(this.#pages).some(({ chats }) => chats.some((chat) => Boolean(chat.waiting_for)));
+  }
+
   /** Further chats of a folder, or of none. */
   async more(folderId: string = NO_FOLDER): Promise<void> {
     const page = this.of(folderId);

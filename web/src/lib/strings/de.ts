@@ -210,7 +210,7 @@ export const de: Strings = {
     effort: (label: string) => `Denken: ${label.toLowerCase()}`,
     strategy: (name: string, options: readonly [string, Value][]) => {
       const set = options.map(([key, it]) => `${named(key)} ${value(it)}`).join(", ");
-      return `Strategie: ${name}${set === "" ? "" : ` (${set})`}`;
+      return `Strategie: ${named(name)}${set === "" ? "" : ` (${set})`}`;
     },
     tools: (names: "all" | readonly string[]) => `Werkzeuge: ${several(names)}`,
     documents: (names: "own" | "all" | readonly string[]) =>
@@ -261,6 +261,7 @@ export const de: Strings = {
     waiting: "wartet auf dich",
     done: (ms: number | null) => (ms === null ? "fertig" : took(ms)),
     failed: (ms: number | null) => (ms === null ? "fehlgeschlagen" : `nach ${took(ms)} fehlgeschlagen`),
+    denied: "abgelehnt",
     cut: "nicht beendet",
   },
   callNamed: (name: string) => `Aufruf von ${name}`,

@@ -191,7 +191,7 @@ export const en = {
       "auto-strategy": "With “auto” the one strategy is budget.",
       "effort-strategy": "An amount of thinking and a strategy do not go together.",
       "none-budget": "The strategy budget is about thinking, which is set to none.",
-      "strategy-tools": `The strategy ${name} takes no tools.`,
+      "strategy-tools": `The strategy ${named(name)} takes no tools.`,
       unthinking: `${name} does not think.`,
       toolless: `${name} takes no tools.`,
     })[kind],
@@ -201,7 +201,7 @@ export const en = {
     effort: (label: string) => `Thinking: ${label.toLowerCase()}`,
     strategy: (name: string, options: readonly [string, Value][]) => {
       const set = options.map(([key, it]) => `${named(key).toLowerCase()} ${value(it)}`).join(", ");
-      return `Strategy: ${name}${set === "" ? "" : ` (${set})`}`;
+      return `Strategy: ${named(name)}${set === "" ? "" : ` (${set})`}`;
     },
     tools: (names: "all" | readonly string[]) => `Tools: ${several(names)}`,
     documents: (names: "own" | "all" | readonly string[]) =>
@@ -252,6 +252,7 @@ export const en = {
     waiting: "waits for you",
     done: (ms: number | null) => (ms === null ? "done" : took(ms)),
     failed: (ms: number | null) => (ms === null ? "failed" : `failed after ${took(ms)}`),
+    denied: "denied",
     cut: "not finished",
   },
   callNamed: (name: string) => `Call of ${name}`,

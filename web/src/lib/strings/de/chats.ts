@@ -31,6 +31,8 @@ export const list: typeof List = {
   found: (n) => (n === 0 ? "Nichts gefunden" : many(n, "Chat gefunden", "Chats gefunden")),
   nothing: (query) => `Kein Chat enthält „${query}“ im Titel oder in den Nachrichten.`,
   searchFailed: "Die Suche hat nicht geklappt.",
+  waitsTitle: "Braucht dich",
+  waiting: "wartet auf dich",
   running: "wird gerade beantwortet",
   group: {
     pinned: "Angeheftet",

@@ -31,6 +31,8 @@ export const list = {
   found: (n: number) => (n === 0 ? "Nothing found" : many(n, "chat found", "chats found")),
   nothing: (query: string) => `No chat has “${query}” in its title or its messages.`,
   searchFailed: "The search did not work.",
+  waitsTitle: "Needs you",
+  waiting: "waits for you",
   running: "is being answered",
   group: {
     pinned: "Pinned",
