@@ -80,7 +80,15 @@ def tooled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     (folder / "plugins").mkdir()
     (folder / "plugins/calculator.py").write_text(PLUGIN.format(folder=str(folder)), "utf-8")
     with running(folder, "--model", str(PEBBLE), "--dtype", "float32") as server:
+        load_embedder(server)
         yield server
+
+
+def load_embedder(server: RealServer) -> None:
+    """Asks with a tool, as a small model's tools are chosen by the embedder, whose import takes long."""
+    tool = {"type": "function", "function": {"name": "calculate"}}
+    body = {"model": "default", "messages": [{"role": "user", "content": QUESTION}], "tools": [tool], "max_tokens": 1}
+    assert server.http.post("/v1/chat/completions", json=body, timeout=180).status_code == 200
 
 
 @pytest.fixture
