@@ -27,8 +27,7 @@ from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, KVCache
-from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
-from engine.model.gpu_limits import limits_for
+from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, limits_for, works_of
 from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, clamped_swiglu, rotate_
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
