@@ -8,6 +8,7 @@ from __future__ import annotations
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import (
     cohere,
+    deepseek,
     gemma,
     gemma2,
     gemma3,
@@ -32,6 +33,7 @@ FAMILIES = (
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo)),
     *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY),
     *mixtures.FAMILIES,
+    *deepseek.FAMILIES,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

@@ -14,7 +14,7 @@ from engine.families import llama, mistral, qwen3
 from engine.families.family import Family
 from engine.families.reading import flag, integer, must_be, number, refuse, rope, shape, windows
 from engine.model.loader import Json
-from engine.model.model_spec import ClampedSwiGLU, Experts, ModelSpec, WeightNames
+from engine.model.model_spec import ClampedSwiGLU, ExpertGroups, Experts, ModelSpec, WeightNames
 
 YARN = {
     "rope_type": "yarn",
@@ -34,13 +34,13 @@ def qwen3_moe(config: Json) -> ModelSpec:
         raise refuse("mlp_only_layers", dense, "a list of layers' numbers")
     mixed = tuple(i for i in range(layers) if (i + 1) % step == 0 and i not in dense)
     width = integer(config, "moe_intermediate_size", 768)
-    return _with_experts(qwen3.spec(config), config, width, mixed, normalised=flag(config, "norm_topk_prob"))
+    return with_experts(qwen3.spec(config), config, width, mixed, normalised=flag(config, "norm_topk_prob"))
 
 
 def mixtral(config: Json) -> ModelSpec:
     """ModelSpec of a Mixtral config.json. Raises CheckpointError."""
     plain = mistral.spec({"sliding_window": None, "rms_norm_eps": 1e-5, **config})
-    return _with_experts(plain, config, plain.intermediate_size, tuple(range(plain.layers)), count=8, per_token=2)
+    return with_experts(plain, config, plain.intermediate_size, tuple(range(plain.layers)), count=8, per_token=2)
 
 
 def olmoe(config: Json) -> ModelSpec:
@@ -48,7 +48,7 @@ def olmoe(config: Json) -> ModelSpec:
     must_be(config, "clip_qkv")
     plain = replace(llama.spec({"rms_norm_eps": 1e-5, **config}), qk_norm="projection")
     mixed, normalised = tuple(range(plain.layers)), flag(config, "norm_topk_prob")
-    return _with_experts(plain, config, plain.intermediate_size, mixed, normalised=normalised, count=64)
+    return with_experts(plain, config, plain.intermediate_size, mixed, normalised=normalised, count=64)
 
 
 def gpt_oss(config: Json) -> ModelSpec:
@@ -73,7 +73,7 @@ def gpt_oss(config: Json) -> ModelSpec:
         tied_embeddings=flag(config, "tie_word_embeddings"),
     )
     gate = ClampedSwiGLU(number(config, "swiglu_alpha", 1.702), limit)
-    return _with_experts(
+    return with_experts(
         plain,
         config,
         plain.intermediate_size,
@@ -84,7 +84,7 @@ def gpt_oss(config: Json) -> ModelSpec:
     )
 
 
-def _with_experts(
+def with_experts(
     plain: ModelSpec,
     config: Json,
     width: int,
@@ -92,13 +92,56 @@ def _with_experts(
     *,
     count: int = 128,
     per_token: int = 8,
+    shared: int = 0,
     **fields: Any,  # of Experts
 ) -> ModelSpec:
-    count = integer(config, "num_local_experts", integer(config, "num_experts", count))
+    """Returns the model with experts of `width` in `layers`, and `shared` more in one. Raises CheckpointError."""
+    for field in ("num_experts", "num_local_experts", "n_routed_experts"):
+        count = integer(config, field, count)
     per_token = integer(config, "num_experts_per_tok", per_token)
     if per_token > count:
         raise refuse("num_experts_per_tok", per_token, f"at most the {count} experts that there are")
-    return replace(plain, experts=Experts(count, per_token, width, layers, **fields))
+    return replace(plain, experts=Experts(count, per_token, width, layers, shared_size=shared * width, **fields))
+
+
+def with_sigmoid_experts(
+    plain: ModelSpec, config: Json, width: int, layers: tuple[int, ...], *, scaling: float, **defaults: int
+) -> ModelSpec:
+    """Returns the model with DeepSeek-V3's routing (section 2.1.2) and shared experts. Raises CheckpointError."""
+    must_be(config, "scoring_func", "sigmoid")
+    must_be(config, "topk_method", "noaux_tc")
+    made = with_experts(
+        plain,
+        config,
+        integer(config, "moe_intermediate_size", width),
+        layers,
+        shared=integer(config, "n_shared_experts", 1),
+        scores="sigmoid",
+        normalised=flag(config, "norm_topk_prob", True),
+        scaling=number(config, "routed_scaling_factor", scaling),
+        selection_bias=True,
+        **defaults,
+    )
+    return with_groups(made, config, summed=2)
+
+
+def with_groups(mixed: ModelSpec, config: Json, *, summed: int) -> ModelSpec:
+    """Returns the mixture with its experts chosen from the best groups. Raises CheckpointError."""
+    experts, count = mixed.experts, integer(config, "n_group", 1)
+    assert experts is not None, "it is a mixture"
+    per_token, size = integer(config, "topk_group", 1), experts.count // count
+    if experts.count % count or size < summed:
+        raise refuse("n_group", count, f"a divisor of the {experts.count} experts that leaves {summed} to each")
+    if per_token > count or per_token * size < experts.per_token:
+        raise refuse("topk_group", per_token, f"at most n_group = {count}, with {experts.per_token} experts in them")
+    if count == 1:
+        return mixed
+    return replace(mixed, experts=replace(experts, groups=ExpertGroups(count, per_token, summed)))
+
+
+def shared_names(config: Json) -> WeightNames:
+    """Layers of multi-token prediction, which follow the others in a checkpoint, are left alone."""
+    return WeightNames(ignored=(f"model.layers.{integer(config, 'num_hidden_layers')}.",))
 
 
 def mixtral_names(config: Json) -> WeightNames:

@@ -28,11 +28,12 @@ from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, limits_for, works_of
-from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, clamped_swiglu, rotate_
+from engine.model.layers import ACTIVATIONS, Expert, LatentProjections, Layer, LayerReader, clamped_swiglu, routed
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.rope import Rotation, rotate_
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 
@@ -74,7 +75,7 @@ class Decoder:
         attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
         self._windows = tuple(dict.fromkeys(attending))
         self._rotations: dict[Rope, Rotation] = {
-            rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
+            rope: Rotation(rope, spec.rotated_width, device, long_context=long_context)
             for rope in dict.fromkeys(spec.ropes)
             if rope is not None
         }
@@ -208,12 +209,15 @@ class Decoder:
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(layers, caches, strict=True):
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
-            if layer.taps is None:
-                turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
-                self._attention(layer, x, normed, cache, plan, turns)
-            else:
+            turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
+            if layer.taps is not None:
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
+            elif layer.latent is not None:
+                assert isinstance(cache, Tensor), "see KVCache.of"
+                self._latent_attention(layer, layer.latent, x, normed, cache, plan, turns)
+            else:
+                self._attention(layer, x, normed, cache, plan, turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             self._mlp(layer, x, normed)
@@ -270,6 +274,37 @@ class Decoder:
             out = layer.attention_post_norm(out)
         x.add_(out, alpha=spec.residual_multiplier)
 
+    def _latent_attention(
+        self,
+        layer: Layer,
+        latent: LatentProjections,
+        x: Tensor,
+        normed: Tensor,
+        cache: Tensor,
+        plan: AttentionPlan,
+        turns: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Adds the layer's latent attention (DeepSeek-V2, section 2.1) over `normed` to `x`, in place.
+
+        `cache` is (1, blocks, block_size, 1, rank + rope_dim): the normed latent of keys and values, and the rotated key.
+        """
+        joined = layer.qkv(normed)
+        queries, new = joined.split((joined.shape[1] - cache.shape[-1], cache.shape[-1]), 1)
+        if layer.q_up is not None and layer.q_norm is not None:
+            queries = layer.q_up(layer.q_norm(queries))
+        queries = queries.reshape(len(joined), self.spec.heads, -1)
+        rank, nope = latent.keys.shape[2], latent.keys.shape[1]
+        assert layer.k_norm is not None, "of every layer with latents"
+        new = torch.cat([layer.k_norm(new[:, :rank]), new[:, rank:]], 1)[:, None]
+        if turns is not None:
+            rotate_(queries[..., nope:], turns[0])
+            rotate_(new[..., rank:], turns[1])
+        cache.view(-1, 1, cache.shape[-1]).index_copy_(0, plan.batch.slots, new)
+        attended = self._attend(
+            queries, cache, plan, window=layer.window, scale=self.spec.attention_scale, latent=latent
+        )
+        x.add_(layer.o(attended.flatten(1)), alpha=self.spec.residual_multiplier)
+
     def _short_convolution(
         self,
         layer: Layer,
@@ -308,16 +343,14 @@ class Decoder:
         return mlp.down(self._activation(gate).mul_(up))
 
     def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
-        """Returns the weighted sum of each token's experts, (tokens, hidden).
+        """Returns the weighted sum of each token's experts, and the shared one's output, (tokens, hidden).
 
         Each expert that a token chose is run once, for all its tokens; sums are in float32 and in the experts' order,
         so they do not depend on the batch.
         """
         experts = self.spec.experts
         assert experts is not None, "it has a router"
-        weights, chosen = F.linear(x.float(), router, layer.router_bias).softmax(-1).topk(experts.per_token)
-        if experts.normalised:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = routed(experts, F.linear(x.float(), router, layer.router_bias), layer.selection_bias)
         order = chosen.flatten().argsort(stable=True)
         tokens, weights = order // experts.per_token, weights.flatten()[order, None]
         out, first = torch.zeros(x.shape, device=x.device), 0
@@ -327,6 +360,11 @@ class Decoder:
                 made = self._gated(x[of], layer.experts[index]).float()
                 out.index_add_(0, of, made.mul_(weights[first : first + count]))
                 first += count
+        if layer.shared is not None:
+            beside = self._gated(x, layer.shared).float()
+            if layer.shared_gate is not None:
+                beside.mul_(torch.sigmoid(F.linear(x.float(), layer.shared_gate)))
+            out.add_(beside)
         return out.to(x.dtype)
 
 
