@@ -34,6 +34,7 @@ FAMILIES = (
     *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY),
     *mixtures.FAMILIES,
     *deepseek.FAMILIES,
+    glm4.MIXED,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

@@ -305,7 +305,7 @@ def expanded_from(latent: LatentProjections, width: int) -> int:
 def _attend_expanded(
     q: Tensor, cache: Tensor | QuantizedLayer, group: _Group, latent: LatentProjections, scale: float
 ) -> Tensor:
-    """Computes a lone row's queries (tokens, heads, head_dim) on keys and values of each head, a few heads at a time."""
+    """Computes a lone row's queries (tokens, heads, head_dim) on keys and values of each head, some heads at a time."""
     assert group.queries > BATCHED_QUERIES, "rows of few queries are grouped"
     rows = _keys_and_values(cache, group, 1)[0][0, 0]  # (keys, rank + rope_dim)
     heads, nope, rank = latent.keys.shape

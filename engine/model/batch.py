@@ -47,7 +47,7 @@ class Batch:
 class KVCache:
     """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim).
 
-    With `latent` a token has one row in place of both, (layers, 1, blocks, block_size, 1, head_dim): of latent attention.
+    With `latent` a token has one row in place of both, (layers, 1, blocks, block_size, 1, head_dim).
 
     Of a short convolution's layer, a token's place holds what later tokens mix in, in two halves of `conv_width` / 2:
     (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated

@@ -286,7 +286,7 @@ class Decoder:
     ) -> None:
         """Adds the layer's latent attention (DeepSeek-V2, section 2.1) over `normed` to `x`, in place.
 
-        `cache` is (1, blocks, block_size, 1, rank + rope_dim): the normed latent of keys and values, and the rotated key.
+        `cache` is (1, blocks, block_size, 1, rank + rope_dim): the latents of keys and values, and the rotated keys.
         """
         joined = layer.qkv(normed)
         queries, new = joined.split((joined.shape[1] - cache.shape[-1], cache.shape[-1]), 1)

@@ -29,7 +29,6 @@ from engine.model.model_spec import (
 from engine.model.quantized_weight import AffineWeight
 from engine.model.rope import interleave, interleave_tails
 
-
 MIN_WEIGHT = 1e-20  # sigmoids of one token may all be 0
 LATENT_EPS = 1e-6  # of the norms over latents, whatever the model's own is
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -126,8 +125,8 @@ class Layer:
     """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
-    the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their latent,
-    then the latent of keys and values and the rotated key; `q_norm` and `k_norm` are over the latents.
+    the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their
+    latent, then the latent of keys and values and the rotated key; `q_norm` and `k_norm` are over the latents.
     """
 
     window: int | None
@@ -292,11 +291,15 @@ class LayerReader:
             layer,
             router=self._exact(f"{router}.weight", count, hidden),
             router_bias=self._exact(f"{router}.bias", count) if experts.router_bias else None,
-            selection_bias=self._exact(f"{prefix}{names.selection_bias}", count) if experts.selection_bias else None,
+            selection_bias=self._selection_bias(prefix, count) if experts.selection_bias else None,
             experts=self._experts(prefix, experts),
             shared=self._expert(stem, experts.shared_size) if experts.shared_size else None,
             shared_gate=self._exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
         )
+
+    def _selection_bias(self, prefix: str, count: int) -> Tensor:
+        shape = (1, count) if self._names.selection_bias_rows else (count,)
+        return self._exact(f"{prefix}{self._names.selection_bias}", *shape).flatten()
 
     def _experts(self, prefix: str, experts: Experts) -> tuple[Expert, ...]:
         names = self._names

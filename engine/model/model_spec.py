@@ -183,6 +183,7 @@ class WeightNames:
     expert_down: str = "down_proj"
     stacked_experts: str = ""  # before the names of weights (experts, in, out), gate and up in turn (gpt-oss)
     selection_bias: str = "mlp.gate.e_score_correction_bias"
+    selection_bias_rows: bool = False  # it is (1, experts) there
     shared_expert: str = "mlp.shared_experts."  # before the names of its projections
     shared_gate: str = "mlp.shared_expert_gate"
     sinks: str = "self_attn.sinks"

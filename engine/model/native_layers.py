@@ -73,8 +73,10 @@ def invariant(quantization: QuantizationName) -> bool:
 
 def _whole(spec: ModelSpec) -> bool:
     widths = [spec.hidden_size, spec.head_dim, spec.intermediate_size]
+    if spec.latent is not None:
+        widths += [spec.latent.query_rank or spec.hidden_size, spec.attended_width]
     if spec.experts is not None:
-        widths.append(spec.experts.intermediate_size)
+        widths += [spec.experts.intermediate_size, spec.experts.shared_size]
     return all(width % 32 == 0 for width in widths)
 
 
