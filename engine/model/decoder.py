@@ -88,6 +88,12 @@ class Decoder:
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
+        if tiled and spec.experts is not None and spec.experts.gate is None:
+            mixed = spec.experts.layers
+            self._layers = [
+                replace(layer, run_experts=native_layers.CpuExperts(spec, layer)) if index in mixed else layer
+                for index, layer in enumerate(self._layers)
+            ]
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
@@ -352,19 +358,24 @@ class Decoder:
         assert experts is not None, "it has a router"
         weights, chosen = routed(experts, F.linear(x.float(), router, layer.router_bias), layer.selection_bias)
         order = chosen.flatten().argsort(stable=True)
-        tokens, weights = order // experts.per_token, weights.flatten()[order, None]
+        tokens, weights = order // experts.per_token, weights.flatten()[order]
+        counts, every = chosen.flatten().bincount(minlength=experts.count), layer.experts
+        if layer.shared is not None:
+            every, counts = (*every, layer.shared), F.pad(counts, (0, 1), value=len(x))
+            tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
+            gates = torch.ones(len(x), device=x.device)
+            if layer.shared_gate is not None:
+                gates = F.linear(x.float(), layer.shared_gate).sigmoid()[:, 0]
+            weights = torch.cat([weights, gates])
+        if layer.run_experts is not None:
+            return layer.run_experts(x, counts, tokens, weights).to(x.dtype)
         out, first = torch.zeros(x.shape, device=x.device), 0
-        for index, count in enumerate(chosen.flatten().bincount(minlength=experts.count).tolist()):
+        for expert, count in zip(every, counts.tolist(), strict=True):
             if count:
                 of = tokens[first : first + count]
-                made = self._gated(x[of], layer.experts[index]).float()
-                out.index_add_(0, of, made.mul_(weights[first : first + count]))
+                made = self._gated(x[of], expert).float()
+                out.index_add_(0, of, made.mul_(weights[first : first + count, None]))
                 first += count
-        if layer.shared is not None:
-            beside = self._gated(x, layer.shared).float()
-            if layer.shared_gate is not None:
-                beside.mul_(torch.sigmoid(F.linear(x.float(), layer.shared_gate)))
-            out.add_(beside)
         return out.to(x.dtype)
 
 

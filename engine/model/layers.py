@@ -151,6 +151,7 @@ class Layer:
     selection_bias: Tensor | None = None  # (experts,) float32
     experts: tuple[Expert, ...] = ()
     shared: Expert | None = None  # runs beside the experts
+    run_experts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
     shared_gate: Tensor | None = None  # (1, hidden) float32
 
 
@@ -311,7 +312,8 @@ class LayerReader:
     def _expert(self, stem: str, width: int) -> Expert:
         names, spec = self._names, self._spec
         down = self._linear(f"{stem}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
-        return Expert(self._gate_up(stem, names.expert_gate_up, width), down)
+        gated = spec.experts is not None and spec.experts.gate is None
+        return Expert(self._gate_up(stem, names.expert_gate_up, width, gated=gated), down)
 
     def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
         count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
@@ -373,8 +375,8 @@ class LayerReader:
             return packed
         return self._packing.plain(self._joined(prefix, names, widths, "weight")[order], added)
 
-    def _gate_up(self, prefix: str, names: tuple[str, ...], width: int) -> Linear:
-        widths, whole = (width, width), not self._spec.torch_layers  # layers that torch runs want gate above up
+    def _gate_up(self, prefix: str, names: tuple[str, ...], width: int, *, gated: bool = False) -> Linear:
+        widths, whole = (width, width), gated or not self._spec.torch_layers  # torch's own gates want gate above up
         bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:

@@ -17,8 +17,10 @@ from torch import Tensor
 from engine.config import QuantizationName
 from engine.kernels import cpu as kernels
 from engine.kernels.cpu.binding import (
+    ExpertStruct,
     GroupedWeight,
     LayerStruct,
+    MixtureStruct,
     ModelStruct,
     NativeLinear,
     StepStruct,
@@ -122,6 +124,41 @@ def pack_affine(weight: AffineWeight, bias: Tensor | None, *, gated: bool = Fals
     library = kernels.library()
     assert library is not None, "suits() was not asked"
     return GroupedWeight(library, weight, bias, gated=gated)
+
+
+class CpuExperts:
+    """The experts of a layer, and its shared one, in one call."""
+
+    def __init__(self, spec: ModelSpec, layer: Layer) -> None:
+        library = kernels.library()
+        assert library is not None, "suits() was not asked"
+        self._library = library
+        self._experts = layer.experts if layer.shared is None else (*layer.experts, layer.shared)  # they own the memory
+        linears = ((cast(NativeLinear, each.gate_up), cast(NativeLinear, each.down)) for each in self._experts)
+        structs = (ExpertStruct(gate_up.struct, down.struct) for gate_up, down in linears)
+        every = (ExpertStruct * len(self._experts))(*structs)
+        self._mixture = MixtureStruct(len(every), spec.hidden_size, _GATED[spec.activation], every)
+
+    def __call__(self, x: Tensor, counts: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts, (tokens, hidden) float32.
+
+        Args:
+            x: (tokens, hidden) bfloat16.
+            counts: tokens of each expert, (experts,) int64.
+            tokens: those tokens, expert by expert, with their `weights`, float32.
+        """
+        x, out = x.contiguous(), torch.empty(x.shape)
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        code = self._library.ponder_experts(
+            ctypes.byref(self._mixture),
+            ctypes.c_void_p(x.data_ptr()),
+            ctypes.c_int64(len(x)),
+            *(ctypes.c_void_p(each.data_ptr()) for each in (starts, tokens, weights, out)),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+        if code:
+            raise MemoryError("No memory for the activations of a step.")
+        return out
 
 
 class CpuLayers:
