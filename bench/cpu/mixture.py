@@ -2,7 +2,7 @@
 
 The layers have Qwen3-30B-A3B's published shape and random weights, and every step chooses other experts. The floor of a
 step is the bytes that it reads, of attention's matrices, routers, chosen experts and K/V, over the memory's bandwidth,
-measured between the steps. The vocabulary is small, so that the logits do not count.
+measured between the steps. The vocabulary is small, so that the logits count for little.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ class RandomWeights(Weights):
 
 
 def step_bytes(spec: ModelSpec, quantization: str) -> float:
-    """Returns the bytes that a step of one row reads in all layers."""
+    """Returns the bytes that a step of one row reads, of the matrices and the K/V."""
     experts = spec.experts
     assert experts is not None
     heads, sides = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
     rounded = spec.hidden_size * (2 * heads + sides)
     rounded += experts.per_token * 3 * spec.hidden_size * experts.intermediate_size
     exact = 4 * experts.count * spec.hidden_size + 2 * CONTEXT * sides
-    return spec.layers * (rounded * BITS[quantization] / 8 + exact)
+    head = spec.vocab_size * spec.hidden_size * (2 if quantization == "none" else 1)
+    return head + spec.layers * (rounded * BITS[quantization] / 8 + exact)
 
 
 def measured(quantization: QuantizationName, layers: int, threads: int, turns: int) -> dict[str, Any]:
-    """Returns the best and the median step and bandwidth of `turns` turns, and their ratios to the floor, as plain JSON.
+    """Returns the best and the median step and bandwidth of so many turns, with ratios to the floor, as plain JSON.
 
     With one thread the clock is the thread's processor time, which others on the machine trouble less.
     """

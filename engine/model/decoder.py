@@ -102,9 +102,14 @@ class Decoder:
         self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
 
     @property
-    def tiled(self) -> bool:
-        """Returns whether the C++ kernels run it: a token's bits then depend on its sequence alone."""
+    def native(self) -> bool:
+        """Returns whether the C++ kernels run its layers."""
         return self._cpu is not None
+
+    @property
+    def tiled(self) -> bool:
+        """Returns whether they run all of it: a token's bits then depend on its sequence alone."""
+        return self._cpu is not None and self.spec.experts is None
 
     @property
     def on_gpu(self) -> bool:
@@ -188,7 +193,7 @@ class Decoder:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions))
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix)
             return x
         self.run_layers(self._layers, x, batch, kv)
         return x
@@ -341,6 +346,9 @@ class Decoder:
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier)
+
+    def _mix(self, layer: Layer, x: Tensor) -> None:
+        self._mlp(layer, x, x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x))
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
         gate, up = mlp.gate_up(x).chunk(2, dim=-1)

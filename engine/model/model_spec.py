@@ -141,9 +141,10 @@ class ModelSpec:
 
     @property
     def torch_layers(self) -> bool:
-        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no experts,
-        no sinks and no latents."""
-        return self.experts is not None or self.sinks or self.latent is not None
+        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no sinks, no
+        latents and no clamped gates."""
+        clamped = self.experts is not None and self.experts.gate is not None
+        return self.sinks or self.latent is not None or clamped
 
     @property
     def attended_width(self) -> int:

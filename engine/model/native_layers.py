@@ -7,7 +7,7 @@ and one test holds the two together.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -25,6 +25,7 @@ from engine.kernels.cpu.binding import (
     NativeLinear,
     StepStruct,
     TiledWeight,
+    WeightStruct,
     pointer,
 )
 from engine.kv_cache.quantized_cache import QuantizedCache
@@ -162,7 +163,7 @@ class CpuExperts:
 
 
 class CpuLayers:
-    """The layers, which were packed with `packing`."""
+    """The layers, which were packed with `packing`. Of those with experts, attention; their routing is torch's."""
 
     def __init__(self, spec: ModelSpec, layers: Sequence[Layer]) -> None:
         library = kernels.library()
@@ -188,7 +189,9 @@ class CpuLayers:
         )
 
     def _struct(self, layer: Layer) -> LayerStruct:
-        weights = (cast(NativeLinear, weight).struct for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        linears = (layer.qkv, layer.o) if layer.experts else (layer.qkv, layer.o, layer.gate_up, layer.down)
+        weights = [cast(NativeLinear, weight).struct for weight in linears]
+        weights += [WeightStruct()] * (4 - len(weights))
         norms: tuple[RMSNorm | None, ...] = (
             *(layer.attention_pre_norm, layer.attention_post_norm, layer.mlp_pre_norm, layer.mlp_post_norm),
             *(layer.qk_norm, layer.q_norm, layer.k_norm),
@@ -205,9 +208,10 @@ class CpuLayers:
         kv: KVCache | QuantizedCache,
         rotations: Mapping[Rope, Tensor],
         of_queries: Mapping[Rope, Tensor],
+        mixture: Callable[[Layer, Tensor], None],
     ) -> None:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
-        queries, are (tokens, 1, head_dim / 2) complex64."""
+        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         turned = [each[rope].data_ptr() for rope in self._ropes for each in (rotations, of_queries)]
         turns = (ctypes.c_void_p * len(turned))(*turned)
@@ -234,5 +238,12 @@ class CpuLayers:
             0 if scales is None else last,
             last if scales is None else 0,
         )
-        if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step)):
-            raise MemoryError("No memory for the activations of a step.")
+        first, every = 0, len(self._layers)
+        while first < every:
+            last = next((at + 1 for at in range(first, every) if self._layers[at].experts), every)
+            bounds = ctypes.c_int64(first), ctypes.c_int64(last)
+            if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step), *bounds):
+                raise MemoryError("No memory for the activations of a step.")
+            if self._layers[last - 1].experts:
+                mixture(self._layers[last - 1], states)
+            first = last

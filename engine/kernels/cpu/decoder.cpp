@@ -23,7 +23,7 @@ Pool& pool() {
 namespace {
 
 struct Layer {
-  Weight qkv, o, gate_up, down;
+  Weight qkv, o, gate_up, down;  // the last two without tiles: the layer has experts
   const float *attention_pre, *attention_post, *mlp_pre, *mlp_post, *head_norm, *query_norm, *key_norm;
   const float* taps;  // (count, hidden) of a short convolution, whose projections are `qkv` and `o`; null: attention
   int64_t window;     // 0: the whole context
@@ -138,6 +138,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
   };
   add(packed, layer.o, layer.attention_post);
 
+  if (!layer.down.tiles) return;  // of experts
   if (!model.parallel) {
     norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, model.centred, packed, threads);
     open();
@@ -196,8 +197,8 @@ void ponder_pack(const ponder::bf16* weight, int64_t out, int64_t in, ponder::bf
   ponder::pack_weight(weight, out, in, tiles);
 }
 
-// All layers. 0, or -1 where there is no memory for the activations.
-int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
+// Layers [first, last), the MLP of one with experts left out. 0, or -1 where there is no memory for the activations.
+int ponder_layers(const ponder::Model* model, const ponder::Step* step, int64_t first, int64_t last) {
   using namespace ponder;
   const int64_t tokens = (step->tokens + 15) / 16 * 16;
   const int64_t queries = model->heads * model->width, joined = queries + 2 * model->kv_heads * model->width;
@@ -209,7 +210,7 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
   scratch.reserve((packed + rows + wide) * sizeof(bf16) + 64);
   if (!scratch.memory) return -1;
   bf16* memory = reinterpret_cast<bf16*>(scratch.memory);
-  for (int64_t i = 0; i < model->layers; ++i)
+  for (int64_t i = first; i < last; ++i)
     run_layer(*model, i, *step, memory, memory + packed, memory + packed + rows);
   return 0;
 }
