@@ -75,7 +75,9 @@ def on_cpu(spec: ModelSpec) -> str:
         spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
     if not native_layers.suits(spec, torch.bfloat16, torch.device("cpu")):
         return "torch"
-    return "C++" if spec.experts is None else "products in C++"
+    if spec.torch_layers:
+        return "products in C++"
+    return "C++" if spec.experts is None else "C++, routed by torch"
 
 
 def on_gpu(spec: ModelSpec) -> str:
