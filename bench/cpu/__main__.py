@@ -199,10 +199,11 @@ def mixture_floor(
     layers: int = 3,
     threads: int = 2,
     turns: int = 12,
-    only: Annotated[list[QuantizationName] | None, typer.Option(help="Only none, int8 or int4.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only none, int8 or int4.")] = None,
 ) -> None:
     """One row through layers of Qwen3-30B-A3B's shape, over the floor of the bytes it reads: printed as JSON."""
-    parts = {each: mixture.measured(each, layers, threads, turns) for each in only or get_args(QuantizationName)}
+    kinds: tuple[QuantizationName, ...] = get_args(QuantizationName)
+    parts = {each: mixture.measured(each, layers, threads, turns) for each in kinds if not only or each in only}
     made = {
         "date": datetime.date.today().isoformat(),
         "hardware": hardware.describe(),

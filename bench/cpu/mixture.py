@@ -33,7 +33,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-class RandomWeights(Weights):
+class RepeatedWeights(Weights):
     """Weights of any name and shape; those of one shape are the same numbers, packed apart."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def measured(quantization: QuantizationName, layers: int, threads: int, turns: i
     config = {**CONFIG, "num_hidden_layers": layers}
     family = family_of(config)
     decoder = Decoder(
-        family.spec(config), family.names(config), RandomWeights(),
+        family.spec(config), family.names(config), RepeatedWeights(),
         dtype=torch.bfloat16, device=torch.device("cpu"), quantization=quantization,
     )  # fmt: skip
     batch, kv = laid_step(decoder, 1, CONTEXT, 1)
