@@ -204,7 +204,7 @@ def mixture_floor(
     """One row through layers of Qwen3-30B-A3B's shape, over the floor of the bytes it reads: printed as JSON."""
     kinds: tuple[QuantizationName, ...] = get_args(QuantizationName)
     parts = {each: mixture.measured(each, layers, threads, turns) for each in kinds if not only or each in only}
-    made = {
+    made: Part = {
         "date": datetime.date.today().isoformat(),
         "hardware": hardware.describe(),
         "load": os.getloadavg(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -268,8 +268,8 @@ def paged(
     def of_group(q: Tensor, group: _Group) -> Tensor:
         if latent is None:
             return _attend_group(q, cache, group, kv_heads, shared, width, scale, softcap, sinks)
-        if group.queries >= expanded_from(latent, width):
-            return _attend_expanded(q, cache, group, latent, scale)
+        if group.queries > BATCHED_QUERIES:
+            return _attend_alone(q, cache, group, latent, scale).to(q.dtype)
         attended = _attend_group(_absorbed(q, latent), cache, group, 1, heads, width, scale, softcap, sinks)
         return _of_heads(attended[..., : latent.values.shape[1]], latent.values)
 
@@ -283,7 +283,7 @@ def paged(
 
 def _of_heads(x: Tensor, matrices: Tensor) -> Tensor:
     """Multiplies each head of `x` (tokens, heads, in) by its matrix, of (heads, in, out): (tokens, heads, out)."""
-    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
+    return torch.bmm(x.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1).to(x.dtype)
 
 
 def _absorbed(query: Tensor, latent: LatentProjections) -> Tensor:
@@ -299,20 +299,25 @@ def expanded_from(latent: LatentProjections, width: int) -> int:
     _, nope, rank = latent.keys.shape
     value = latent.values.shape[2]
     head = max(nope + width - rank, value)  # of queries, keys and values alike, as the fused call wants them
-    return max(BATCHED_QUERIES + 1, rank * (nope + value) // (2 * (width - head))) if width > head else sys.maxsize
+    return rank * (nope + value) // (2 * (width - head)) if width > head else sys.maxsize
 
 
-def _attend_expanded(
+def _attend_alone(
     q: Tensor, cache: Tensor | QuantizedLayer, group: _Group, latent: LatentProjections, scale: float
 ) -> Tensor:
-    """Computes a lone row's queries (tokens, heads, head_dim) on keys and values of each head, some heads at a time."""
+    """Computes a lone row's queries (tokens, heads, head_dim) on latents, or on keys and values of each head, some
+    heads at a time; all in the matrices' number format."""
     assert group.queries > BATCHED_QUERIES, "rows of few queries are grouped"
-    rows = _keys_and_values(cache, group, 1)[0][0, 0]  # (keys, rank + rope_dim)
     heads, nope, rank = latent.keys.shape
-    value, width = latent.values.shape[2], q.shape[2]
+    value, width, dtype = latent.values.shape[2], q.shape[2], latent.keys.dtype
+    rows, q = _keys_and_values(cache, group, 1)[0][0, 0].to(dtype), q.to(dtype)  # (keys, rank + rope_dim)
+    group = replace(group, mask=None if group.mask is None else group.mask.to(dtype))
+    if group.queries < expanded_from(latent, rows.shape[1]):
+        every = rows.expand(1, heads, *rows.shape)
+        attended = _attend(_absorbed(q, latent).transpose(0, 1)[None], every, every, group, scale, None, None)
+        return _of_heads(attended[0].transpose(0, 1)[..., :rank], latent.values)
     head = max(width, value)
-    out = q.new_empty(len(q), heads, value)
-    q = F.pad(q, (0, head - width))
+    out, q = q.new_empty(len(q), heads, value), F.pad(q, (0, head - width))
     step = max(1, EXPANDED_BYTES // (2 * len(rows) * head * q.element_size()))
     for first in range(0, heads, step):
         some = slice(first, min(first + step, heads))

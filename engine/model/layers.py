@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.errors import CheckpointError
-from engine.model.linear import Linear, Packing
+from engine.model.linear import Linear, Packing, native_bf16
 from engine.model.loader import Weights
 from engine.model.model_spec import (
     Activation,
@@ -110,7 +110,10 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class LatentProjections:
-    """The matrices of latent attention that make keys and values of latents, where each head has its own."""
+    """The matrices of latent attention that make keys and values of latents, where each head has its own.
+
+    They are float32 on a CPU that does not multiply bfloat16, where torch's products of it take several times as long.
+    """
 
     keys: Tensor  # (heads, nope_dim, rank)
     values: Tensor  # (heads, rank, value_dim)
@@ -267,9 +270,9 @@ class LayerReader:
 
     def _with_latent(self, layer: Layer, prefix: str, latent: Latent) -> Layer:
         heads, width = self._spec.heads, latent.nope_dim + latent.rope_dim
-        up = self.tensor(
-            f"{prefix}self_attn.kv_b_proj.weight", heads * (latent.nope_dim + latent.value_dim), latent.rank
-        )
+        take = self._exact if self._device.type == "cpu" and not native_bf16() else self.tensor
+        rows = heads * (latent.nope_dim + latent.value_dim)
+        up = take(f"{prefix}self_attn.kv_b_proj.weight", rows, latent.rank)
         keys, values = up.unflatten(0, (heads, -1)).split((latent.nope_dim, latent.value_dim), 1)
         layer = replace(
             layer,
