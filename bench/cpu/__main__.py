@@ -203,13 +203,10 @@ def mixture_floor(
 ) -> None:
     """One row through layers of Qwen3-30B-A3B's shape, over the floor of the bytes it reads: printed as JSON."""
     kinds: tuple[QuantizationName, ...] = get_args(QuantizationName)
-    parts = {each: mixture.measured(each, layers, threads, turns) for each in kinds if not only or each in only}
-    made: Part = {
-        "date": datetime.date.today().isoformat(),
-        "hardware": hardware.describe(),
-        "load": os.getloadavg(),
-        **parts,
-    }
+    made: Part = {"date": datetime.date.today().isoformat(), "hardware": hardware.describe(), "load": os.getloadavg()}
+    for each in kinds:
+        if not only or each in only:
+            made[each] = mixture.measured(each, layers, threads, turns)
     print(json.dumps(made, indent=1))
 
 
