@@ -355,6 +355,27 @@ def test_ministral_without_its_rope_is_refused() -> None:
         family_of({"model_type": "ministral3"}).spec({**tiny.SIZES, "model_type": "ministral3"})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changed", "words"),
+    [
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; supported: greedy or group"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is True; supported: False"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; supported: 'sigmoid'"),
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, "n_group is 3; supported: a divisor of the 8 experts"),
+        ("DeepseekV3ForCausalLM", {"n_group": 8}, "n_group is 8; supported: .* that leaves 2 to each"),
+        ("DeepseekV3ForCausalLM", {"n_group": 4, "topk_group": 1}, "topk_group is 1; supported: .* with 3 experts"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 7}, "kv_lora_rank is 7; supported: an even number"),
+        ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; supported: an integer"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*; supported: a list of 3"),
+        ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is True; supported: False"),
+    ],
+)
+def test_a_routing_that_is_not_run_is_refused(architecture: str, changed: dict[str, Any], words: str) -> None:
+    config = {**tiny.SIZES, **tiny.LATENT, "architectures": [architecture], **changed}
+    with pytest.raises(CheckpointError, match=words):
+        family_of(config).spec(config)
+
+
 def test_sharded_checkpoint_equals_single(own_cases: Any, tmp_path: Path) -> None:
     case = own_cases("qwen3")
     tiny.save(tiny.build(*tiny.MODELS["qwen3"]), tmp_path, max_shard_size="100KB")
