@@ -156,6 +156,8 @@ def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:
         return
     if spec.conv_layers:
         why, accepted = f"{model} has short convolutions", "auto"
+    elif spec.latent is not None:
+        why, accepted = f"the K/V of {model} are latents, which are kept in the model's number format", "auto"
     elif kv_dtype != "int4":
         return
     elif decoder.device.type != "cpu" or decoder.on_gpu:
@@ -170,7 +172,7 @@ def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:
 
 def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
     invariant = config.deterministic or (decoder.tiled and native_layers.invariant(config.quantization))
-    ours = "Triton" if decoder.on_gpu else cpu.name() if decoder.tiled else "torch"
+    ours = "Triton" if decoder.on_gpu else cpu.name() if decoder.native else "torch"
     if decoder.device.type == "cuda":
         processor = torch.cuda.get_device_name(decoder.device)
     else:

@@ -1,4 +1,4 @@
-"""`python -m bench.cpu ours|transformers|llama|weights|quality|quantize|bits|steps|report`: a part a call, then
+"""`python -m bench.cpu ours|transformers|llama|weights|quality|quantize|bits|steps|mixture|report`: a part a call, then
 the report of those that are kept under build/.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 import typer
 
 from bench import hardware, report
-from bench.cpu import checkpoint, quality, quantized
+from bench.cpu import checkpoint, mixture, quality, quantized
 from bench.cpu import steps as step_by_step
 from bench.cpu.bits import compared
 from bench.cpu.contestants import PEERS, PREFILL, PROMPT, in_turns, measured, run_llama
+from engine.config import QuantizationName
 
 WORK = Path("build/cpu")
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -189,6 +191,22 @@ def single_steps(
         "threads": threads,
         "steps": step_by_step.compared(model or _model(), threads, turns=turns, tiles=tiles),
     }
+    print(json.dumps(made, indent=1))
+
+
+@app.command("mixture")
+def mixture_floor(
+    layers: int = 3,
+    threads: int = 2,
+    turns: int = 12,
+    only: Annotated[list[str] | None, typer.Option(help="Only none, int8 or int4.")] = None,
+) -> None:
+    """One row through layers of Qwen3-30B-A3B's shape, over the floor of the bytes it reads: printed as JSON."""
+    kinds: tuple[QuantizationName, ...] = get_args(QuantizationName)
+    made: Part = {"date": datetime.date.today().isoformat(), "hardware": hardware.describe(), "load": os.getloadavg()}
+    for each in kinds:
+        if not only or each in only:
+            made[each] = mixture.measured(each, layers, threads, turns)
     print(json.dumps(made, indent=1))
 
 

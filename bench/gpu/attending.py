@@ -16,8 +16,7 @@ from bench.gpu.setting import Setting
 from engine.core.request import SequenceState
 from engine.kernels.attention import Pieces, attend_triton
 from engine.model.batch import Batching
-from engine.model.gpu_batch import Packed, PackedModel, capacity_of, works_of
-from engine.model.gpu_limits import limits_for
+from engine.model.gpu_batch import Packed, PackedModel, capacity_of, limits_for, works_of
 from engine.model.model_spec import ModelSpec
 
 GOAL = 0.85

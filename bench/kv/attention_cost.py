@@ -43,7 +43,7 @@ def measure(model: Path) -> dict[str, Any]:  # Any: plain JSON
     rows = [
         {
             "kv_dtype": coding or "bfloat16",
-            "kernels": "C++" if decoders[kernels].tiled else "torch",
+            "kernels": "C++" if decoders[kernels].native else "torch",
             "bytes": kv.block_nbytes * CONTEXT // BLOCK // SHAPE.layers,
             "ms": ms,
             "ratio": ms / alone[0],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import (
     cohere,
+    deepseek,
     gemma,
     gemma2,
     gemma3,
@@ -18,8 +19,7 @@ from engine.families import (
     ministral3,
     mistral,
     mixtures,
-    olmo2,
-    olmo3,
+    olmo,
     phi3,
     qwen2,
     qwen3,
@@ -30,8 +30,11 @@ from engine.model.loader import Json
 
 FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
-    *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, cohere, lfm2)),
+    *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo)),
+    *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY),
     *mixtures.FAMILIES,
+    *deepseek.FAMILIES,
+    glm4.MIXED,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.families.family import Family
-from engine.families.reading import activation, flag, rope, shape
+from engine.families.mixtures import shared_names, with_sigmoid_experts
+from engine.families.reading import activation, flag, integer, rope, shape
 from engine.model.loader import Json
 from engine.model.model_spec import ModelSpec, WeightNames
 
@@ -30,6 +31,22 @@ def first_spec(config: Json) -> ModelSpec:
     return replace(spec(config), post_norm=False)
 
 
+def mixed_spec(config: Json) -> ModelSpec:
+    """ModelSpec of a GLM-4.5 config.json, and of those that follow. Raises CheckpointError."""
+    config = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5, **config}
+    sizes = shape(config)
+    plain = ModelSpec(
+        **sizes,
+        ropes=(rope(config, sizes["head_dim"], partial=True),) * sizes["layers"],
+        activation=activation(config, "hidden_act"),
+        qk_norm="head" if flag(config, "use_qk_norm") else "none",
+        qkv_bias=flag(config, "attention_bias"),
+        tied_embeddings=flag(config, "tie_word_embeddings"),
+    )
+    mixed = tuple(range(integer(config, "first_k_dense_replace", 1, minimum=0), plain.layers))
+    return with_sigmoid_experts(plain, config, 1408, mixed, count=128, scaling=1.0)
+
+
 def names(config: Json) -> WeightNames:
     """Gate and up are joined; four norms a layer."""
     return WeightNames(
@@ -40,4 +57,5 @@ def names(config: Json) -> WeightNames:
 
 
 FAMILY = Family("glm4", ("Glm4ForCausalLM",), spec, names)
+MIXED = Family("glm4_moe", ("Glm4MoeForCausalLM",), mixed_spec, shared_names)
 FIRST = Family("glm", ("GlmForCausalLM",), first_spec, names)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.model.layers import longrope_attention_factor, yarn_attention_factor
 from engine.model.loader import Json
 from engine.model.model_spec import Activation, Rope, WeightNames
+from engine.model.rope import longrope_attention_factor, yarn_attention_factor
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -31,12 +31,12 @@ def refuse(field: str, value: object, accepted: str) -> CheckpointError:
     return CheckpointError(f"config.json: {field} is {value!r}; supported: {accepted}.")
 
 
-def integer(config: Json, field: str, default: int | None = None) -> int:
-    """A positive integer field. Raises CheckpointError: missing without a default, or not one."""
+def integer(config: Json, field: str, default: int | None = None, *, minimum: int = 1) -> int:
+    """An integer field. Raises CheckpointError: missing without a default, or not one of `minimum` at least."""
     value = config.get(field)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise refuse(field, value, "a positive integer")
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise refuse(field, value, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
     return value
 
 

@@ -1,8 +1,8 @@
 """Copies whole blocks of a paged cache: within it, to contiguous rows of bytes, and back.
 
-The Triton kernel and its torch references. A cache is given as its tensors, each (layers, 2, blocks, ...) and
+The Triton kernel and its torch references. A cache is given as its tensors, each (layers, 2 or 1, blocks, ...) and
 contiguous, of any dtype: all is copied as bytes. A row has the layout of a cache's `read_block`: tensor by tensor,
-(layers, 2, ...) of one block. Knows nothing of the bytes' meaning.
+(layers, 2 or 1, ...) of one block. Knows nothing of the bytes' meaning.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _launch(like: Tensor, source: Tensor, read: Strides, destination: Tensor, wr
     numbers = (part, *read, *write, source.data_ptr(), destination.data_ptr())
     dtype = next(each for each in _WORDS if not any(number % each.itemsize for number in numbers))
     word = dtype.itemsize
-    grid = (len(pairs), like.shape[0] * 2, -(-part // (word * PIECE)))
+    grid = (len(pairs), like.shape[0] * like.shape[1], -(-part // (word * PIECE)))
     words = [_words(source, dtype), _words(destination, dtype)]
     copy_kernel[grid](
         *words, pairs, part // word, *(stride // word for stride in (*read, *write)), piece=PIECE, num_stages=1

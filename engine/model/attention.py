@@ -9,8 +9,9 @@ that share a K/V head go on the query axis, so K and V are never repeated.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from torch.nn import functional as F
 
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model.batch import Batch, KVCache
+from engine.model.layers import LatentProjections
 
 BATCHED_QUERIES = 8  # rows of at most this many query tokens are batched with rows of as many; longer ones go alone
 SMALL_BLOCKS = 4  # rows of so few blocks share a group at any ratio of lengths
+EXPANDED_BYTES = 32 << 20  # of keys and values made of latents at once
 GATHER_BYTES = 1 << 20  # on the CPU, bytes gathered at once: about a core's L2 cache
 LONG_RUN = 16  # a decode row of so many neighbouring blocks goes alone: reading in place beats gathering
 
@@ -64,8 +67,8 @@ class _Group:
     mask: Tensor | None
     causal: bool
     run: int | None
-    gathered: Tensor | None = None  # (2 * blocks,): of the keys, then of the values
-    buffer: Tensor | None = None  # (2 * blocks, block_size * kv_heads * head_dim)
+    gathered: Tensor | None = None  # (2 * blocks,): of the keys, then of the values; (blocks,) of latents
+    buffer: Tensor | None = None  # (as many, block_size * kv_heads * head_dim)
     k: Tensor | None = None  # (rows, kv_heads, keys, head_dim); (kv_heads, shared heads, keys, head_dim) for a long row
     v: Tensor | None = None
 
@@ -137,7 +140,7 @@ class AttentionPlan:
         attended to."""
         if not self._on_cpu:
             return [rows]
-        row_bytes = 2 * self._cache[0, 0].numel() * self._cache.element_size() * max(row.count for row in rows)
+        row_bytes = self._cache[:, 0].numel() * self._cache.element_size() * max(row.count for row in rows)
         if row_bytes * len(rows) <= 4 * GATHER_BYTES:  # they fit the next cache, and fewer calls count for more
             return [rows]
         fit = max(1, GATHER_BYTES // row_bytes)
@@ -157,11 +160,11 @@ class AttentionPlan:
         if run is not None:
             return _Group(tokens, len(rows), queries, keys, mask, causal, run)
         gathered = self._gathered(rows, max(row.count for row in rows))
-        block_size, kv_heads, width = self._cache.shape[2:]
+        parts, _, block_size, kv_heads, width = self._cache.shape
         buffer = self._scratch.take(len(gathered) * block_size * kv_heads * width, self._cache)
-        near = buffer.view(2, len(rows), -1, kv_heads, width)[:, :, :keys].transpose(2, 3)
+        near = buffer.view(parts, len(rows), -1, kv_heads, width)[:, :, :keys].transpose(2, 3)
         if long:
-            near = near.transpose(1, 2).expand(2, kv_heads, self._group_heads, keys, width)
+            near = near.transpose(1, 2).expand(parts, kv_heads, self._group_heads, keys, width)
         return _Group(
             tokens,
             len(rows),
@@ -173,7 +176,7 @@ class AttentionPlan:
             gathered,
             buffer.view(len(gathered), -1),
             near[0],
-            near[1],
+            near[-1],
         )
 
     def _tokens(self, rows: list[_Row], queries: int) -> slice | Tensor:
@@ -199,7 +202,7 @@ class AttentionPlan:
             blocks = picked.gather(1, columns.clamp_(max=tables.shape[1] - 1)).flatten()
         else:
             blocks = picked[:, :count].flatten()
-        return torch.cat([blocks, blocks + total])
+        return torch.cat([blocks + part * total for part in range(len(self._cache))])
 
     def _mask(self, rows: list[_Row], queries: int, keys: int, window: int | None) -> Tensor:
         """Returns the additive mask: (rows, 1, group heads * queries, keys), or (queries, keys) for a long row."""
@@ -242,28 +245,88 @@ def paged(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    latent: LatentProjections | None = None,
 ) -> Tensor:
     """Computes attention of one layer, fast.
 
     Args:
         query: (tokens, heads, head_dim).
-        cache: keys and values of the layer, (2, blocks, block_size, kv_heads, head_dim), of the query's dtype.
+        cache: keys and values of the layer, (2, blocks, block_size, kv_heads, head_dim), of the query's dtype; or, with
+            `latent`, the latents and rotated keys that these are made of, (1, blocks, block_size, 1, rank + rope_dim).
         plan: the step's plan; it must have been made for `window`, and not `maskless` if there is a `softcap`, or
             `sinks` on another device than the CPU.
         sinks: (heads,) float32, logits that join the denominators of the softmax and have no values.
 
     Returns:
-        (tokens, heads, head_dim); a row's result does not depend on the other rows, up to rounding.
+        (tokens, heads, head_dim), or value_dim with `latent`; a row's result does not depend on the other rows, up to
+        rounding.
     """
     groups = plan.groups(window)
     heads, kv_heads, width = query.shape[1], cache.shape[3], cache.shape[4]
     shared = heads // kv_heads
+
+    def of_group(q: Tensor, group: _Group) -> Tensor:
+        if latent is None:
+            return _attend_group(q, cache, group, kv_heads, shared, width, scale, softcap, sinks)
+        if group.queries > BATCHED_QUERIES:
+            return _attend_alone(q, cache, group, latent, scale).to(q.dtype)
+        attended = _attend_group(_absorbed(q, latent), cache, group, 1, heads, width, scale, softcap, sinks)
+        return _of_heads(attended[..., : latent.values.shape[1]], latent.values)
+
     if len(groups) == 1 and groups[0].tokens is None:
-        return _attend_group(query, cache, groups[0], kv_heads, shared, width, scale, softcap, sinks)
-    out = torch.empty_like(query)
+        return of_group(query, groups[0])
+    out = torch.empty_like(query) if latent is None else query.new_empty(*query.shape[:2], latent.values.shape[2])
     for group in groups:
-        q = query[group.tokens]
-        out[group.tokens] = _attend_group(q, cache, group, kv_heads, shared, width, scale, softcap, sinks)
+        out[group.tokens] = of_group(query[group.tokens], group)
+    return out
+
+
+def _of_heads(x: Tensor, matrices: Tensor) -> Tensor:
+    """Multiplies each head of `x` (tokens, heads, in) by its matrix, of (heads, in, out): (tokens, heads, out)."""
+    return torch.bmm(x.to(matrices.dtype).transpose(0, 1), matrices).transpose(0, 1).to(x.dtype)
+
+
+def _absorbed(query: Tensor, latent: LatentProjections) -> Tensor:
+    """Returns queries of latents instead of keys, (tokens, heads, rank + rope_dim): scores of both are the same, as a
+    key without positions is a matrix times its latent (DeepSeek-V2, section 2.1.2)."""
+    nope = latent.keys.shape[1]
+    return torch.cat([_of_heads(query[..., :nope], latent.keys), query[..., nope:]], -1)
+
+
+def expanded_from(latent: LatentProjections, width: int) -> int:
+    """Returns the queries of a row from which it takes fewer products to make every head's keys and values of the
+    latents, once for all of them, than to attend to latents, whose rows of `width` numbers are longer."""
+    _, nope, rank = latent.keys.shape
+    value = latent.values.shape[2]
+    head = max(nope + width - rank, value)  # of queries, keys and values alike, as the fused call wants them
+    return rank * (nope + value) // (2 * (width - head)) if width > head else sys.maxsize
+
+
+def _attend_alone(
+    q: Tensor, cache: Tensor | QuantizedLayer, group: _Group, latent: LatentProjections, scale: float
+) -> Tensor:
+    """Computes a lone row's queries (tokens, heads, head_dim) on latents, or on keys and values of each head, some
+    heads at a time; all in the matrices' number format."""
+    assert group.queries > BATCHED_QUERIES, "rows of few queries are grouped"
+    heads, nope, rank = latent.keys.shape
+    value, width, dtype = latent.values.shape[2], q.shape[2], latent.keys.dtype
+    rows, q = _keys_and_values(cache, group, 1)[0][0, 0].to(dtype), q.to(dtype)  # (keys, rank + rope_dim)
+    group = replace(group, mask=None if group.mask is None else group.mask.to(dtype))
+    if group.queries < expanded_from(latent, rows.shape[1]):
+        every = rows.expand(1, heads, *rows.shape)
+        attended = _attend(_absorbed(q, latent).transpose(0, 1)[None], every, every, group, scale, None, None)
+        return _of_heads(attended[0].transpose(0, 1)[..., :rank], latent.values)
+    head = max(width, value)
+    out, q = q.new_empty(len(q), heads, value), F.pad(q, (0, head - width))
+    step = max(1, EXPANDED_BYTES // (2 * len(rows) * head * q.element_size()))
+    for first in range(0, heads, step):
+        some = slice(first, min(first + step, heads))
+        k, v = q.new_zeros(2, some.stop - first, len(rows), head)
+        torch.matmul(rows[:, :rank], latent.keys[some].transpose(1, 2), out=k[..., :nope])
+        k[..., nope:width] = rows[:, rank:]
+        torch.matmul(rows[:, :rank], latent.values[some], out=v[..., :value])
+        attended = _attend(q[None, :, some].transpose(1, 2), k[None], v[None], group, scale, None, None)
+        out[:, some] = attended[0].transpose(0, 1)[..., :value]
     return out
 
 
@@ -298,12 +361,12 @@ def _attend_group(
 
 
 def _keys_and_values(cache: Tensor | QuantizedLayer, group: _Group, shared: int) -> tuple[Tensor, Tensor]:
-    _, blocks, block_size, kv_heads, width = cache.shape
+    parts, blocks, block_size, kv_heads, width = cache.shape
     if group.k is not None and group.v is not None and group.buffer is not None and group.gathered is not None:
         if isinstance(cache, QuantizedLayer):
             cache.gather(group.gathered, group.buffer)
         else:
-            torch.index_select(cache.view(2 * blocks, -1), 0, group.gathered, out=group.buffer)
+            torch.index_select(cache.view(parts * blocks, -1), 0, group.gathered, out=group.buffer)
         return group.k, group.v
     assert group.run is not None and not isinstance(cache, QuantizedLayer)
     token = kv_heads * width
@@ -313,7 +376,7 @@ def _keys_and_values(cache: Tensor | QuantizedLayer, group: _Group, shared: int)
         shape, strides = (1, kv_heads, group.keys, width), (0, width, token, 1)
     start = cache.storage_offset() + group.run * block_size * token
     k = cache.as_strided(shape, strides, start)
-    return k, cache.as_strided(shape, strides, start + blocks * block_size * token)
+    return k, cache.as_strided(shape, strides, start + (parts - 1) * blocks * block_size * token)
 
 
 def _attend(
@@ -335,6 +398,17 @@ def _attend(
     return torch.matmul(scores.softmax(-1)[..., : k.shape[-2]].to(v.dtype), v)
 
 
+def _expanded(rows: Tensor, latent: LatentProjections) -> tuple[Tensor, Tensor]:
+    """Returns keys and values of every head, (tokens, heads, their width), of latents and rotated keys (tokens, rank +
+    rope_dim) float32."""
+    heads, _, rank = latent.keys.shape
+    plain, values = (
+        torch.einsum(of, rows[:, :rank], each.float())
+        for of, each in (("tr,hnr->thn", latent.keys), ("tr,hrv->thv", latent.values))
+    )
+    return torch.cat([plain, rows[:, None, rank:].expand(-1, heads, -1)], -1), values
+
+
 def reference(
     query: Tensor,
     cache: Tensor,
@@ -344,13 +418,15 @@ def reference(
     scale: float,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    latent: LatentProjections | None = None,
 ) -> Tensor:
     """Computes `paged` one token and one head at a time, in float32; the same arguments and result."""
     batch, (kv_heads, width) = plan.batch, cache.shape[3:]
-    out = torch.zeros_like(query)
-    shared = query.shape[1] // kv_heads
+    out = query.new_zeros(*query.shape[:2], query.shape[2] if latent is None else latent.values.shape[2])
+    shared = 1 if latent is not None else query.shape[1] // kv_heads
     for row in range(len(batch.context_lens)):
-        keys, values = cache[:, batch.block_tables[row]].float().view(2, -1, kv_heads, width)
+        rows = cache[:, batch.block_tables[row]].float().view(len(cache), -1, kv_heads, width)
+        keys, values = rows if latent is None else _expanded(rows[0, :, 0], latent)
         for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
             position = int(batch.positions[token])
             first = 0 if window is None else max(0, position - window + 1)

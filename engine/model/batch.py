@@ -47,6 +47,8 @@ class Batch:
 class KVCache:
     """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim).
 
+    With `latent` a token has one row in place of both, (layers, 1, blocks, block_size, 1, head_dim).
+
     Of a short convolution's layer, a token's place holds what later tokens mix in, in two halves of `conv_width` / 2:
     (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated
     and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would.
@@ -66,11 +68,12 @@ class KVCache:
         *,
         conv_layers: tuple[int, ...] = (),
         conv_width: int = 0,
+        latent: bool = False,
     ) -> None:
         self.block_size = block_size
         self._conv_layers, self._layers = conv_layers, layers
         attending = layers - len(conv_layers)
-        self.data = zeros(attending, 2, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
+        self.data = zeros(attending, 2 - latent, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
         self._tensors = [self.data]
         if conv_layers:
             shape = (len(conv_layers), 2, blocks, block_size, 1, conv_width // 2)
@@ -82,7 +85,10 @@ class KVCache:
     ) -> KVCache:
         """Returns the cache of a model; its first block is the null block."""
         shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
-        return cls(*shape, dtype, device, conv_layers=spec.conv_layers, conv_width=spec.hidden_size)
+        return cls(
+            *shape, dtype, device,
+            conv_layers=spec.conv_layers, conv_width=spec.hidden_size, latent=spec.latent is not None,
+        )  # fmt: skip
 
     @property
     def like(self) -> Tensor:
@@ -100,8 +106,8 @@ class KVCache:
         return (self.data.dtype, *shapes[0], *(size for shape in shapes[1:] for size in shape))
 
     def layers(self) -> list[Tensor]:
-        """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values. A convolution's has one
-        head of half of its width."""
+        """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values; (1, ...) of latents. A
+        convolution's has one head of half of its width."""
         parts = [iter(part.unbind(0)) for part in self._tensors]
         return [next(parts[index in self._conv_layers]) for index in range(self._layers)]
 
@@ -112,19 +118,14 @@ class KVCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors that blocks are made of, in the order of `read_block`'s rows; each (layers, 2, blocks,
-        ...)."""
+        """Returns all tensors that blocks are made of, in the order of `read_block`'s rows; each (layers, 2 or 1,
+        blocks, ...)."""
         return self._tensors
 
     @property
     def block_nbytes(self) -> int:
         """Returns the bytes of one block in all layers: of `read_block`'s row."""
         return sum(part[:, :, 0].nbytes for part in self._tensors)
-
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of one layer, each (blocks, block_size, kv_heads, head_dim)."""
-        keys, values = self.layers()[index]
-        return keys, values
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks (source, destination) in every layer, as if all were read before any is written."""

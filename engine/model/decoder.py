@@ -27,13 +27,13 @@ from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, KVCache
-from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, works_of
-from engine.model.gpu_limits import limits_for
-from engine.model.layers import ACTIVATIONS, Expert, Layer, LayerReader, Rotation, clamped_swiglu, rotate_
+from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, limits_for, works_of
+from engine.model.layers import ACTIVATIONS, Expert, LatentProjections, Layer, LayerReader, clamped_swiglu, routed
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.rope import Rotation, rotate_
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 
@@ -75,7 +75,7 @@ class Decoder:
         attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
         self._windows = tuple(dict.fromkeys(attending))
         self._rotations: dict[Rope, Rotation] = {
-            rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
+            rope: Rotation(rope, spec.rotated_width, device, long_context=long_context)
             for rope in dict.fromkeys(spec.ropes)
             if rope is not None
         }
@@ -88,6 +88,12 @@ class Decoder:
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
+        if tiled and spec.experts is not None and spec.experts.gate is None:
+            mixed = spec.experts.layers
+            self._layers = [
+                replace(layer, run_experts=native_layers.CpuExperts(spec, layer)) if index in mixed else layer
+                for index, layer in enumerate(self._layers)
+            ]
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
@@ -96,9 +102,14 @@ class Decoder:
         self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
 
     @property
-    def tiled(self) -> bool:
-        """Returns whether the C++ kernels run it: a token's bits then depend on its sequence alone."""
+    def native(self) -> bool:
+        """Returns whether the C++ kernels run its layers."""
         return self._cpu is not None
+
+    @property
+    def tiled(self) -> bool:
+        """Returns whether they run all of it: a token's bits then depend on its sequence alone."""
+        return self._cpu is not None and self.spec.experts is None
 
     @property
     def on_gpu(self) -> bool:
@@ -182,7 +193,7 @@ class Decoder:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions))
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix)
             return x
         self.run_layers(self._layers, x, batch, kv)
         return x
@@ -209,12 +220,15 @@ class Decoder:
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(layers, caches, strict=True):
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
-            if layer.taps is None:
-                turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
-                self._attention(layer, x, normed, cache, plan, turns)
-            else:
+            turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
+            if layer.taps is not None:
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
+            elif layer.latent is not None:
+                assert isinstance(cache, Tensor), "see KVCache.of"
+                self._latent_attention(layer, layer.latent, x, normed, cache, plan, turns)
+            else:
+                self._attention(layer, x, normed, cache, plan, turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             self._mlp(layer, x, normed)
@@ -271,6 +285,37 @@ class Decoder:
             out = layer.attention_post_norm(out)
         x.add_(out, alpha=spec.residual_multiplier)
 
+    def _latent_attention(
+        self,
+        layer: Layer,
+        latent: LatentProjections,
+        x: Tensor,
+        normed: Tensor,
+        cache: Tensor,
+        plan: AttentionPlan,
+        turns: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        """Adds the layer's latent attention (DeepSeek-V2, section 2.1) over `normed` to `x`, in place.
+
+        `cache` is (1, blocks, block_size, 1, rank + rope_dim): the latents of keys and values, and the rotated keys.
+        """
+        joined = layer.qkv(normed)
+        queries, new = joined.split((joined.shape[1] - cache.shape[-1], cache.shape[-1]), 1)
+        if layer.q_up is not None and layer.q_norm is not None:
+            queries = layer.q_up(layer.q_norm(queries))
+        queries = queries.reshape(len(joined), self.spec.heads, -1)
+        rank, nope = latent.keys.shape[2], latent.keys.shape[1]
+        assert layer.k_norm is not None, "of every layer with latents"
+        new = torch.cat([layer.k_norm(new[:, :rank]), new[:, rank:]], 1)[:, None]
+        if turns is not None:
+            rotate_(queries[..., nope:], turns[0])
+            rotate_(new[..., rank:], turns[1])
+        cache.view(-1, 1, cache.shape[-1]).index_copy_(0, plan.batch.slots, new)
+        attended = self._attend(
+            queries, cache, plan, window=layer.window, scale=self.spec.attention_scale, latent=latent
+        )
+        x.add_(layer.o(attended.flatten(1)), alpha=self.spec.residual_multiplier)
+
     def _short_convolution(
         self,
         layer: Layer,
@@ -302,6 +347,9 @@ class Decoder:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier)
 
+    def _mix(self, layer: Layer, x: Tensor) -> None:
+        self._mlp(layer, x, x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x))
+
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
         gate, up = mlp.gate_up(x).chunk(2, dim=-1)
         if isinstance(mlp, Expert) and self._expert_gate is not None:
@@ -309,24 +357,32 @@ class Decoder:
         return mlp.down(self._activation(gate).mul_(up))
 
     def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
-        """Returns the weighted sum of each token's experts, (tokens, hidden).
+        """Returns the weighted sum of each token's experts, and the shared one's output, (tokens, hidden).
 
         Each expert that a token chose is run once, for all its tokens; sums are in float32 and in the experts' order,
         so they do not depend on the batch.
         """
         experts = self.spec.experts
         assert experts is not None, "it has a router"
-        weights, chosen = F.linear(x.float(), router, layer.router_bias).softmax(-1).topk(experts.per_token)
-        if experts.normalised:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = routed(experts, F.linear(x.float(), router, layer.router_bias), layer.selection_bias)
         order = chosen.flatten().argsort(stable=True)
-        tokens, weights = order // experts.per_token, weights.flatten()[order, None]
+        tokens, weights = order // experts.per_token, weights.flatten()[order]
+        counts, every = chosen.flatten().bincount(minlength=experts.count), layer.experts
+        if layer.shared is not None:
+            every, counts = (*every, layer.shared), F.pad(counts, (0, 1), value=len(x))
+            tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
+            gates = torch.ones(len(x), device=x.device)
+            if layer.shared_gate is not None:
+                gates = F.linear(x.float(), layer.shared_gate).sigmoid()[:, 0]
+            weights = torch.cat([weights, gates])
+        if layer.run_experts is not None:
+            return layer.run_experts(x, counts, tokens, weights).to(x.dtype)
         out, first = torch.zeros(x.shape, device=x.device), 0
-        for index, count in enumerate(chosen.flatten().bincount(minlength=experts.count).tolist()):
+        for expert, count in zip(every, counts.tolist(), strict=True):
             if count:
                 of = tokens[first : first + count]
-                made = self._gated(x[of], layer.experts[index]).float()
-                out.index_add_(0, of, made.mul_(weights[first : first + count]))
+                made = self._gated(x[of], expert).float()
+                out.index_add_(0, of, made.mul_(weights[first : first + count, None]))
                 first += count
         return out.to(x.dtype)
 

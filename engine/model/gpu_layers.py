@@ -56,6 +56,8 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"the device is {device}, and they run on CUDA"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the model is in {str(dtype).removeprefix('torch.')}, and they compute in bfloat16 and float16"
+    if spec.latent is not None:
+        return "its attention is latent"
     if not 16 <= spec.head_dim <= 256 or spec.head_dim % 2:
         return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
     if spec.heads // spec.kv_heads > MAX_GROUPED:

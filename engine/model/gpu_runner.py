@@ -22,8 +22,16 @@ from engine.kernels.work import AttentionWork
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batching, BatchLayout, KVCache
 from engine.model.decoder import Decoder
-from engine.model.gpu_batch import Cutter, DeviceStep, Packed, Parts, capacity_of
-from engine.model.gpu_limits import decode_shapes, graph_sizes, limits_for_quantized
+from engine.model.gpu_batch import (
+    Cutter,
+    DeviceStep,
+    Packed,
+    Parts,
+    capacity_of,
+    decode_shapes,
+    graph_sizes,
+    limits_for_quantized,
+)
 
 
 class Pool:

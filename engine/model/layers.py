@@ -1,127 +1,36 @@
-"""Layers of a decoder, packed for running and read from a checkpoint, and their rotary positions.
+"""Layers of a decoder, packed for running and read from a checkpoint.
 
-The idea: pairs that rotate together are made adjacent when the weights are loaded (`interleave`), so a rotation is one
-complex product in place, and a head that rotates only in part is the same product with angle zero in its last pairs.
-Attention scores do not change when queries and keys are permuted alike.
+Knows norms, gates and the parts of a layer; `rope` rotates heads, and `Decoder` runs the layers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.errors import CheckpointError
-from engine.model.linear import Linear, Packing
+from engine.model.linear import Linear, Packing, native_bf16
 from engine.model.loader import Weights
-from engine.model.model_spec import Activation, ClampedSwiGLU, Experts, ModelSpec, NormKind, Rope, WeightNames
+from engine.model.model_spec import (
+    Activation,
+    ClampedSwiGLU,
+    Experts,
+    Latent,
+    ModelSpec,
+    NormKind,
+    Rope,
+    WeightNames,
+)
 from engine.model.quantized_weight import AffineWeight
+from engine.model.rope import interleave, interleave_tails
 
-
-def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
-    """Returns radians per position of each rotating pair: (dim / 2,) float32. `long_context` picks longrope's set."""
-    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
-    base = 1.0 / rope.theta**exponents
-    match rope.kind:
-        case "default":
-            return base
-        case "linear":
-            return base / rope.factor
-        case "llama3":
-            return _llama3(rope, base)
-        case "yarn":
-            return _yarn(rope, base)
-        case "longrope":
-            divisors = rope.long_factors if long_context else rope.short_factors
-            return base / torch.tensor(divisors, dtype=torch.float32)
-
-
-def _llama3(rope: Rope, base: Tensor) -> Tensor:
-    """Llama 3.1: long waves are stretched by `factor`, short ones kept, those between are blended."""
-    turns = rope.original_context * base / (2 * math.pi)  # full turns within the original context
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
-    return (1.0 - blend) * base / rope.factor + blend * base
-
-
-def _yarn(rope: Rope, base: Tensor) -> Tensor:
-    """YaRN (Peng et al. 2023, section 3.2): interpolate pairs of few turns, keep pairs of many, a ramp between."""
-
-    def pair_of(turns: float) -> float:  # the (fractional) component that makes this many turns
-        return rope.dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rope.dim - 1)
-    width = (high - low) or 0.001
-    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
-    return base / rope.factor * ramp + base * (1.0 - ramp)
-
-
-def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """YaRN's correction of the softmax temperature, applied to sine and cosine (section 3.4; DeepSeek's mscales)."""
-
-    def grow(weight: float) -> float:
-        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
-
-    return grow(mscale) / grow(mscale_all_dim) if mscale and mscale_all_dim else grow(1.0)
-
-
-def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """LongRoPE (Ding et al. 2024), as Phi-3 uses it."""
-    return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original_context))
-
-
-class Rotation:
-    """The rotation of one Rope for heads of `head_dim` components; the frequencies live on `device`."""
-
-    def __init__(self, rope: Rope, head_dim: int, device: torch.device, *, long_context: bool) -> None:
-        frequencies = torch.zeros(head_dim // 2)  # the pairs that do not rotate keep angle 0 ...
-        frequencies[: rope.dim // 2] = inverse_frequencies(rope, long_context=long_context)
-        lengths = torch.ones(head_dim // 2)  # ... and length 1
-        lengths[: rope.dim // 2] = rope.attention_factor
-        self._frequencies = frequencies.to(device)
-        self._lengths = lengths.to(device)
-        self._beta, self._context = rope.query_beta, rope.query_context
-
-    def at(self, positions: Tensor) -> Tensor:
-        """Unit rotations at `positions` (tokens,): (tokens, 1, head_dim / 2) complex64."""
-        angles = torch.outer(positions.float(), self._frequencies)
-        return torch.polar(self._lengths.expand_as(angles), angles).unsqueeze(1)
-
-    def of_queries(self, at: Tensor, positions: Tensor) -> Tensor:
-        """Returns the rotations of queries, given those of keys: the same tensor unless queries grow with position."""
-        if not self._beta:
-            return at
-        return at * (1 + self._beta * torch.log1p(torch.floor(positions / self._context)))[:, None, None]
-
-
-def rotate_(heads: Tensor, rotations: Tensor) -> None:
-    """Rotates `heads` (tokens, heads, head_dim) in place by `rotations` (tokens, 1, head_dim / 2) complex64."""
-    if heads.dtype == torch.float32:
-        heads.view(torch.complex64).mul_(rotations)
-    else:  # the product is made in float32: bfloat16 has no complex type, and positions need the precision
-        heads.copy_((heads.float().view(torch.complex64) * rotations).view(torch.float32))
-
-
-def interleave(weight: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
-    """Reorders the rows of a query or key projection so that component i and i + rotary_dim/2 become neighbours.
-
-    `weight` is (heads * head_dim, ...): a matrix, a bias, or a norm's weight (head_dim,). Components past `rotary_dim`
-    stay where they are.
-    """
-    half = rotary_dim // 2
-    order = torch.arange(head_dim)
-    order[0:rotary_dim:2] = torch.arange(half)
-    order[1:rotary_dim:2] = torch.arange(half, rotary_dim)
-    return weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
-
-
+MIN_WEIGHT = 1e-20  # sigmoids of one token may all be 0
+LATENT_EPS = 1e-6  # of the norms over latents, whatever the model's own is
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -133,6 +42,23 @@ def clamped_swiglu(gate: Tensor, up: Tensor, by: ClampedSwiGLU) -> Tensor:
     """Returns the gated values, (tokens, intermediate), of halves of that shape."""
     gate, up = gate.clamp(max=by.limit), up.clamp(-by.limit, by.limit)
     return torch.sigmoid(gate * by.alpha).mul_(gate).mul_(up + 1)
+
+
+def routed(experts: Experts, logits: Tensor, selection_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns weights and numbers of each token's experts, (tokens, per_token), of the router's `logits` (tokens,
+    experts) float32."""
+    scores = logits.sigmoid() if experts.scores == "sigmoid" else logits.softmax(-1)
+    ranked = scores if selection_bias is None else scores + selection_bias
+    if experts.groups is not None:
+        grouped = ranked.unflatten(1, (experts.groups.count, -1))
+        best = grouped.topk(experts.groups.summed).values.sum(-1).topk(experts.groups.per_token).indices
+        hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
+        ranked = grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(1)
+    chosen = ranked.topk(experts.per_token).indices
+    weights = scores.gather(1, chosen)
+    if experts.normalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + MIN_WEIGHT)
+    return weights * experts.scaling if experts.scaling != 1.0 else weights, chosen
 
 
 class RMSNorm:
@@ -182,6 +108,17 @@ class Expert:
     down: Linear
 
 
+@dataclass(frozen=True, slots=True)
+class LatentProjections:
+    """The matrices of latent attention that make keys and values of latents, where each head has its own.
+
+    They are float32 on a CPU that does not multiply bfloat16, where torch's products of it take several times as long.
+    """
+
+    keys: Tensor  # (heads, nope_dim, rank)
+    values: Tensor  # (heads, rank, value_dim)
+
+
 def _no_mlp(x: Tensor) -> Tensor:
     raise AssertionError("a layer of experts has no MLP of its own")
 
@@ -191,7 +128,8 @@ class Layer:
     """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
-    the values, each of `hidden`, and `o` takes the result.
+    the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their
+    latent, then the latent of keys and values and the rotated key; `q_norm` and `k_norm` are over the latents.
     """
 
     window: int | None
@@ -207,11 +145,17 @@ class Layer:
     qk_norm: RMSNorm | None  # per head, over queries and keys at once
     q_norm: RMSNorm | None  # over the whole projection
     k_norm: RMSNorm | None
+    q_up: Linear | None = None  # latent of the queries -> queries
+    latent: LatentProjections | None = None
     taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
     sinks: Tensor | None = None  # (heads,) float32
     router: Tensor | None = None  # (experts, hidden) float32, of a mixture
     router_bias: Tensor | None = None  # (experts,) float32
+    selection_bias: Tensor | None = None  # (experts,) float32
     experts: tuple[Expert, ...] = ()
+    shared: Expert | None = None  # runs beside the experts
+    run_experts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
+    shared_gate: Tensor | None = None  # (1, hidden) float32
 
 
 class LayerReader:
@@ -259,6 +203,8 @@ class LayerReader:
         qk_norm = q_norm = k_norm = taps = None
         if index in spec.conv_layers:
             taps = self._exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
+        elif spec.latent is not None:
+            pass
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
@@ -271,29 +217,26 @@ class LayerReader:
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = self._norm(q), self._norm(k)
-        experts = self._experts(prefix) if spec.experts is not None and index in spec.experts.layers else ()
-        router = router_bias = None
-        if experts:
-            router = self._exact(f"{prefix}{names.router}.weight", len(experts), hidden)
-        if experts and spec.experts is not None and spec.experts.router_bias:
-            router_bias = self._exact(f"{prefix}{names.router}.bias", len(experts))
-        return Layer(
+        mixed = spec.experts is not None and index in spec.experts.layers
+        layer = Layer(
             window=spec.windows[index],
             rope=rope,
             qkv=(
-                self._qkv(prefix, rope, (q_width, kv_width, kv_width))
-                if taps is None
-                else self._linear(f"{prefix}conv.in_proj", 3 * hidden, hidden, bias=False)
+                self._linear(f"{prefix}conv.in_proj", 3 * hidden, hidden, bias=False)
+                if taps is not None
+                else self._qkv(prefix, rope, (q_width, kv_width, kv_width))
+                if spec.latent is None
+                else self._latent_qkv(prefix, rope, spec.latent)
             ),
             o=(
-                self._linear(f"{prefix}{names.o}", hidden, q_width, spec.o_bias)
+                self._linear(f"{prefix}{names.o}", hidden, spec.attended_width, spec.o_bias)
                 if taps is None
                 else self._linear(f"{prefix}conv.out_proj", hidden, hidden, bias=False)
             ),
-            gate_up=_no_mlp if experts else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
+            gate_up=_no_mlp if mixed else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
             down=(
                 _no_mlp
-                if experts
+                if mixed
                 else self._linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
             ),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
@@ -305,22 +248,75 @@ class LayerReader:
             k_norm=k_norm,
             taps=taps,
             sinks=self._exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
-            router=router,
-            router_bias=router_bias,
-            experts=experts,
+        )
+        if spec.latent is not None:
+            layer = self._with_latent(layer, prefix, spec.latent)
+        return self._with_experts(layer, prefix, spec.experts) if mixed and spec.experts is not None else layer
+
+    def _latent_qkv(self, prefix: str, rope: Rope | None, latent: Latent) -> Linear:
+        spec, head = self._spec, latent.nope_dim + latent.rope_dim
+        widths = (latent.query_rank or spec.heads * head, latent.rank + latent.rope_dim)
+        names = f"self_attn.{'q_proj' if latent.query_rank is None else 'q_a_proj'}", "self_attn.kv_a_proj_with_mqa"
+        queries, keys = torch.arange(sum(widths)).split(widths)
+        if latent.query_rank is None:
+            queries = interleave_tails(queries, head, rope)
+        order = torch.cat([queries, interleave_tails(keys, len(keys), rope)])
+        bias = None
+        if spec.qkv_bias and latent.query_rank is None:
+            bias = F.pad(self.tensor(f"{prefix}{names[1]}.bias", widths[1]), (widths[0], 0))
+        elif spec.qkv_bias:
+            bias = self._joined(prefix, names, widths, "bias")
+        return self._ordered(prefix, names, widths, bias, order)
+
+    def _with_latent(self, layer: Layer, prefix: str, latent: Latent) -> Layer:
+        heads, width = self._spec.heads, latent.nope_dim + latent.rope_dim
+        take = self._exact if self._device.type == "cpu" and not native_bf16() else self.tensor
+        rows = heads * (latent.nope_dim + latent.value_dim)
+        up = take(f"{prefix}self_attn.kv_b_proj.weight", rows, latent.rank)
+        keys, values = up.unflatten(0, (heads, -1)).split((latent.nope_dim, latent.value_dim), 1)
+        layer = replace(
+            layer,
+            k_norm=RMSNorm(self._exact(f"{prefix}self_attn.kv_a_layernorm.weight", latent.rank), LATENT_EPS),
+            latent=LatentProjections(keys.contiguous(), values.transpose(1, 2).contiguous()),
+        )
+        if latent.query_rank is None:
+            return layer
+        order = interleave_tails(torch.arange(heads * width), width, layer.rope)
+        return replace(
+            layer,
+            q_norm=RMSNorm(self._exact(f"{prefix}self_attn.q_a_layernorm.weight", latent.query_rank), LATENT_EPS),
+            q_up=self._linear(f"{prefix}self_attn.q_b_proj", heads * width, latent.query_rank, bias=False, order=order),
         )
 
-    def _experts(self, prefix: str) -> tuple[Expert, ...]:
-        spec, names, experts = self._spec, self._names, self._spec.experts
-        assert experts is not None, "the layer has experts"
+    def _with_experts(self, layer: Layer, prefix: str, experts: Experts) -> Layer:
+        names, count, hidden = self._names, experts.count, self._spec.hidden_size
+        router, stem = f"{prefix}{names.router}", f"{prefix}{names.shared_expert}"
+        return replace(
+            layer,
+            router=self._exact(f"{router}.weight", count, hidden),
+            router_bias=self._exact(f"{router}.bias", count) if experts.router_bias else None,
+            selection_bias=self._selection_bias(prefix, count) if experts.selection_bias else None,
+            experts=self._experts(prefix, experts),
+            shared=self._expert(stem, experts.shared_size) if experts.shared_size else None,
+            shared_gate=self._exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
+        )
+
+    def _selection_bias(self, prefix: str, count: int) -> Tensor:
+        shape = (1, count) if self._names.selection_bias_rows else (count,)
+        return self._exact(f"{prefix}{self._names.selection_bias}", *shape).flatten()
+
+    def _experts(self, prefix: str, experts: Experts) -> tuple[Expert, ...]:
+        names = self._names
         if names.stacked_experts:
             return self._stacked_experts(f"{prefix}{names.stacked_experts}", experts)
-        width, made = experts.intermediate_size, list[Expert]()
-        for index in range(experts.count):
-            own = f"{prefix}{names.expert.format(index=index)}"
-            down = self._linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
-            made.append(Expert(self._gate_up(own, names.expert_gate_up, width), down))
-        return tuple(made)
+        stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
+        return tuple(self._expert(stem, experts.intermediate_size) for stem in stems)
+
+    def _expert(self, stem: str, width: int) -> Expert:
+        names, spec = self._names, self._spec
+        down = self._linear(f"{stem}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
+        gated = spec.experts is not None and spec.experts.gate is None
+        return Expert(self._gate_up(stem, names.expert_gate_up, width, gated=gated), down)
 
     def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
         count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
@@ -345,12 +341,16 @@ class LayerReader:
             return weight
         return interleave(weight, self._spec.head_dim, rope.dim)
 
-    def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
+    def _linear(self, name: str, rows: int, columns: int, bias: bool, order: Tensor | None = None) -> Linear:
+        """Reads a linear layer; `order` rearranges its outputs, which then have no bias."""
         added = self.tensor(f"{name}.bias", rows) if bias else None
         stored = self._stored([(f"{name}.weight", rows)], columns)
+        if stored is not None and order is not None:
+            stored = stored.rows(order)
         if stored is not None and (packed := self._packed(stored, added)) is not None:
             return packed
-        return self._packing.plain(self.tensor(f"{name}.weight", rows, columns), added)
+        weight = self.tensor(f"{name}.weight", rows, columns)
+        return self._packing.plain(weight if order is None else weight[order], added)
 
     def head(self, embedding: Tensor) -> Linear:
         """Reads the weights of the logits, which may be the embedding's, and packs them. Raises CheckpointError."""
@@ -364,21 +364,22 @@ class LayerReader:
 
     def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
         bias = self._joined(prefix, self._names.qkv, widths, "bias") if self._spec.qkv_bias else None
+        q, k, v = torch.arange(sum(widths)).split(widths)
+        order = torch.cat([self._order(q, rope), self._order(k, rope), v])
+        return self._ordered(prefix, self._names.qkv, widths, bias, order)
 
-        def ordered(joined: Tensor) -> Tensor:
-            q, k, v = joined.split(widths)
-            return torch.cat([self._order(q, rope), self._order(k, rope), v])
+    def _ordered(
+        self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], bias: Tensor | None, order: Tensor
+    ) -> Linear:
+        """Reads projections of the hidden state as one whose outputs are rearranged by `order`."""
+        added = None if bias is None else bias[order]
+        stored = self._stored_parts(prefix, names, widths)
+        if stored is not None and (packed := self._packed(stored.rows(order), added)) is not None:
+            return packed
+        return self._packing.plain(self._joined(prefix, names, widths, "weight")[order], added)
 
-        added = None if bias is None else ordered(bias)
-        stored = self._stored_parts(prefix, self._names.qkv, widths)
-        if stored is not None:
-            packed = self._packed(stored.rows(ordered(torch.arange(sum(widths)))), added)
-            if packed is not None:
-                return packed
-        return self._packing.plain(ordered(self._joined(prefix, self._names.qkv, widths, "weight")), added)
-
-    def _gate_up(self, prefix: str, names: tuple[str, ...], width: int) -> Linear:
-        widths, whole = (width, width), not self._spec.torch_layers  # layers that torch runs want gate above up
+    def _gate_up(self, prefix: str, names: tuple[str, ...], width: int, *, gated: bool = False) -> Linear:
+        widths, whole = (width, width), gated or not self._spec.torch_layers  # torch's own gates want gate above up
         bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:

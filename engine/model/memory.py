@@ -56,7 +56,9 @@ def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: 
     """Returns the bytes of one K/V block, of `block_size` tokens in all layers, with the scales of quantized ones."""
     head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else head_bytes(spec.head_dim, kv_dtype)
     convolutions = len(spec.conv_layers)
-    token = 2 * (spec.layers - convolutions) * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
+    parts = 2 if spec.latent is None else 1  # a latent is a token's key and its value
+    token = parts * (spec.layers - convolutions) * spec.kv_heads * head
+    token += convolutions * spec.hidden_size * dtype.itemsize
     return token * block_size
 
 

@@ -14,6 +14,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["none", "head", "heads", "projection"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RouterScores = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,45 @@ class ClampedSwiGLU:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Group-limited routing (DeepSeek-V2, section 2.2.2; DeepSeek-V3, section 2.1.2): a token's experts are all in the
+    `per_token` best of `count` groups of neighbours. A group's score is the sum of its `summed` best experts'."""
+
+    count: int
+    per_token: int
+    summed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts in the place of MLPs (Shazeer et al. 2017): each token takes the `per_token` likeliest of
-    `count`, each a gated MLP of `intermediate_size`, weighted by their probabilities."""
+    """A mixture of experts in the place of MLPs (Shazeer et al. 2017): each token takes the `per_token` best of
+    `count`, each a gated MLP of `intermediate_size`, weighted by their scores."""
 
     count: int
     per_token: int
     intermediate_size: int
     layers: tuple[int, ...]  # that have them; others have an MLP
+    scores: RouterScores = "softmax"
     normalised: bool = True  # the weights of the chosen ones sum to 1
+    scaling: float = 1.0  # of the weights, after that
     router_bias: bool = False
+    selection_bias: bool = False  # joins the scores that experts are chosen by, not their weights (DeepSeek-V3)
+    groups: ExpertGroups | None = None
     gate: ClampedSwiGLU | None = None  # in place of the model's activation
+    shared_size: int = 0  # intermediate size of the MLP that every token takes beside its experts
+    shared_gate: bool = False  # a sigmoid of the input scales that MLP (Qwen2-MoE)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads are made of one latent of
+    `rank` numbers a token, beside a rotated key of `rope_dim` that all heads share. Only these are cached."""
+
+    rank: int
+    query_rank: int | None  # of the latent that queries are made of; None: they are made of the hidden state
+    nope_dim: int  # of a head's query and key, those without positions
+    rope_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +100,8 @@ class ModelSpec:
 
     A window of w lets position p attend to p-w+1..p; None is the whole context. A rope of None leaves queries and keys
     without positions. `pre_norm` normalises the input of attention and MLP, `post_norm` their output before the
-    residual is added; Gemma 2 does both.
+    residual is added; Gemma 2 does both. With `latent`, attention sees one K/V head, the cached latent and rotated key,
+    whose width is `head_dim`.
     """
 
     vocab_size: int
@@ -107,12 +137,24 @@ class ModelSpec:
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
     conv_taps: int = 0  # tokens that it mixes: the last one and those before it
     experts: Experts | None = None
+    latent: Latent | None = None
 
     @property
     def torch_layers(self) -> bool:
-        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no experts
-        and no sinks."""
-        return self.experts is not None or self.sinks
+        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no sinks, no
+        latents and no clamped gates."""
+        clamped = self.experts is not None and self.experts.gate is not None
+        return self.sinks or self.latent is not None or clamped
+
+    @property
+    def attended_width(self) -> int:
+        """Returns the width of attention's result, before its output projection."""
+        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def rotated_width(self) -> int:
+        """Returns the width of the heads that ropes rotate."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def longrope_context(self) -> int | None:
@@ -141,6 +183,10 @@ class WeightNames:
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     stacked_experts: str = ""  # before the names of weights (experts, in, out), gate and up in turn (gpt-oss)
+    selection_bias: str = "mlp.gate.e_score_correction_bias"
+    selection_bias_rows: bool = False  # it is (1, experts) there
+    shared_expert: str = "mlp.shared_experts."  # before the names of its projections
+    shared_gate: str = "mlp.shared_expert_gate"
     sinks: str = "self_attn.sinks"
     norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"

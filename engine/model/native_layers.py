@@ -7,7 +7,7 @@ and one test holds the two together.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -17,12 +17,15 @@ from torch import Tensor
 from engine.config import QuantizationName
 from engine.kernels import cpu as kernels
 from engine.kernels.cpu.binding import (
+    ExpertStruct,
     GroupedWeight,
     LayerStruct,
+    MixtureStruct,
     ModelStruct,
     NativeLinear,
     StepStruct,
     TiledWeight,
+    WeightStruct,
     pointer,
 )
 from engine.kv_cache.quantized_cache import QuantizedCache
@@ -73,8 +76,10 @@ def invariant(quantization: QuantizationName) -> bool:
 
 def _whole(spec: ModelSpec) -> bool:
     widths = [spec.hidden_size, spec.head_dim, spec.intermediate_size]
+    if spec.latent is not None:
+        widths += [spec.latent.query_rank or spec.hidden_size, spec.attended_width]
     if spec.experts is not None:
-        widths.append(spec.experts.intermediate_size)
+        widths += [spec.experts.intermediate_size, spec.experts.shared_size]
     return all(width % 32 == 0 for width in widths)
 
 
@@ -122,8 +127,43 @@ def pack_affine(weight: AffineWeight, bias: Tensor | None, *, gated: bool = Fals
     return GroupedWeight(library, weight, bias, gated=gated)
 
 
+class CpuExperts:
+    """The experts of a layer, and its shared one, in one call."""
+
+    def __init__(self, spec: ModelSpec, layer: Layer) -> None:
+        library = kernels.library()
+        assert library is not None, "suits() was not asked"
+        self._library = library
+        self._experts = layer.experts if layer.shared is None else (*layer.experts, layer.shared)  # they own the memory
+        linears = ((cast(NativeLinear, each.gate_up), cast(NativeLinear, each.down)) for each in self._experts)
+        structs = (ExpertStruct(gate_up.struct, down.struct) for gate_up, down in linears)
+        every = (ExpertStruct * len(self._experts))(*structs)
+        self._mixture = MixtureStruct(len(every), spec.hidden_size, _GATED[spec.activation], every)
+
+    def __call__(self, x: Tensor, counts: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
+        """Returns the weighted sum of each token's experts, (tokens, hidden) float32.
+
+        Args:
+            x: (tokens, hidden) bfloat16.
+            counts: tokens of each expert, (experts,) int64.
+            tokens: those tokens, expert by expert, with their `weights`, float32.
+        """
+        x, out = x.contiguous(), torch.empty(x.shape)
+        starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        code = self._library.ponder_experts(
+            ctypes.byref(self._mixture),
+            ctypes.c_void_p(x.data_ptr()),
+            ctypes.c_int64(len(x)),
+            *(ctypes.c_void_p(each.data_ptr()) for each in (starts, tokens, weights, out)),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+        if code:
+            raise MemoryError("No memory for the activations of a step.")
+        return out
+
+
 class CpuLayers:
-    """The layers, which were packed with `packing`."""
+    """The layers, which were packed with `packing`. Of those with experts, attention; their routing is torch's."""
 
     def __init__(self, spec: ModelSpec, layers: Sequence[Layer]) -> None:
         library = kernels.library()
@@ -149,7 +189,9 @@ class CpuLayers:
         )
 
     def _struct(self, layer: Layer) -> LayerStruct:
-        weights = (cast(NativeLinear, weight).struct for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        linears = (layer.qkv, layer.o) if layer.experts else (layer.qkv, layer.o, layer.gate_up, layer.down)
+        weights = [cast(NativeLinear, weight).struct for weight in linears]
+        weights += [WeightStruct()] * (4 - len(weights))
         norms: tuple[RMSNorm | None, ...] = (
             *(layer.attention_pre_norm, layer.attention_post_norm, layer.mlp_pre_norm, layer.mlp_post_norm),
             *(layer.qk_norm, layer.q_norm, layer.k_norm),
@@ -166,9 +208,10 @@ class CpuLayers:
         kv: KVCache | QuantizedCache,
         rotations: Mapping[Rope, Tensor],
         of_queries: Mapping[Rope, Tensor],
+        mixture: Callable[[Layer, Tensor], None],
     ) -> None:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
-        queries, are (tokens, 1, head_dim / 2) complex64."""
+        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         turned = [each[rope].data_ptr() for rope in self._ropes for each in (rotations, of_queries)]
         turns = (ctypes.c_void_p * len(turned))(*turned)
@@ -195,5 +238,12 @@ class CpuLayers:
             0 if scales is None else last,
             last if scales is None else 0,
         )
-        if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step)):
-            raise MemoryError("No memory for the activations of a step.")
+        first, every = 0, len(self._layers)
+        while first < every:
+            last = next((at + 1 for at in range(first, every) if self._layers[at].experts), every)
+            bounds = ctypes.c_int64(first), ctypes.c_int64(last)
+            if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step), *bounds):
+                raise MemoryError("No memory for the activations of a step.")
+            if self._layers[last - 1].experts:
+                mixture(self._layers[last - 1], states)
+            first = last

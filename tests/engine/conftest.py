@@ -39,6 +39,15 @@ def random_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Latent attention, and experts of group-limited routing."""
+    path = tmp_path_factory.mktemp("models") / "random-deepseek-v3"
+    tiny.build(*tiny.MODELS["deepseek_v3"]).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short convolutions in most layers, attention in the others.
 

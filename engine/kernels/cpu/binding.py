@@ -53,6 +53,17 @@ class StepStruct(ctypes.Structure):
     ]
 
 
+class ExpertStruct(ctypes.Structure):
+    _fields_ = [("gate_up", WeightStruct), ("down", WeightStruct)]
+
+
+class MixtureStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("experts", "hidden", "gated")),
+        ("expert", ctypes.POINTER(ExpertStruct)),
+    ]
+
+
 class NativeLinear:
     """A linear layer of the kernels, called with activations; `_keep` says where its numbers lie."""
 

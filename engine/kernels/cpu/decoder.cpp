@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "attention.h"
 #include "linear.h"
@@ -22,7 +23,7 @@ Pool& pool() {
 namespace {
 
 struct Layer {
-  Weight qkv, o, gate_up, down;
+  Weight qkv, o, gate_up, down;  // the last two without tiles: the layer has experts
   const float *attention_pre, *attention_post, *mlp_pre, *mlp_post, *head_norm, *query_norm, *key_norm;
   const float* taps;  // (count, hidden) of a short convolution, whose projections are `qkv` and `o`; null: attention
   int64_t window;     // 0: the whole context
@@ -48,6 +49,22 @@ struct Step {
   int64_t cache_elements;     // of one layer's keys, bytes of their codes
   int64_t scale_elements;
   int64_t conv_elements;      // of one convolution's first halves
+};
+
+// A gated MLP of a mixture.
+struct Expert {
+  Weight gate_up, down;
+};
+
+struct Mixture {
+  int64_t experts, hidden, gated;
+  const Expert* expert;
+};
+
+// Tokens by the expert that they chose: expert e has entries [starts[e], starts[e + 1]).
+struct Chosen {
+  const int64_t *starts, *tokens;
+  const float* weights;
 };
 
 // Memory for one step's activations. Two engines of a process may compute at once, so each thread has its own.
@@ -121,11 +138,43 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
   };
   add(packed, layer.o, layer.attention_post);
 
+  if (!layer.down.tiles) return;  // of experts
   if (!model.parallel) {
     norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, model.centred, packed, threads);
     open();
   }
   add(wide, layer.down, layer.mlp_post);
+}
+
+// `to` (tokens, hidden) += each chosen expert's output times its weight, in the experts' order.
+void run_experts(const Mixture& mixture, const bf16* rows, int64_t tokens, const Chosen& chosen, float* to, bf16* gathered,
+                 bf16* packed, bf16* wide, float* sums, int threads) {
+  const int64_t hidden = mixture.hidden;
+  if (tokens == 1) norm_packed(rows, 1, hidden, nullptr, 0.0f, false, packed, threads);
+  for (int64_t index = 0; index < mixture.experts; ++index) {
+    const int64_t first = chosen.starts[index], count = chosen.starts[index + 1] - first;
+    if (count == 0) continue;
+    const Expert& expert = mixture.expert[index];
+    if (tokens > 1) {
+      for (int64_t i = 0; i < count; ++i)
+        std::memcpy(gathered + i * hidden, rows + chosen.tokens[first + i] * hidden, hidden * sizeof(bf16));
+      norm_packed(gathered, count, hidden, nullptr, 0.0f, false, packed, threads);
+    }
+    linear(packed, count, expert.gate_up, {static_cast<Output>(mixture.gated), wide, expert.down.in / 32, 1.0f}, threads);
+    linear(wide, count, expert.down, {Output::kFloats, sums, hidden, 1.0f}, threads);
+    const auto add_rows = [&](int64_t from, int64_t until) {
+      for (int64_t i = from; i < until; ++i) {
+        float* at = to + chosen.tokens[first + i] * hidden;
+        const Floats weight = splat(chosen.weights[first + i]);
+        for (int64_t column = 0; column < hidden; column += 16)
+          store(at + column, fmadd(load(sums + i * hidden + column), weight, load(at + column)));
+      }
+    };
+    if (count * hidden <= 1 << 14)
+      add_rows(0, count);
+    else
+      pool().run(threads, [&](int thread) { add_rows(count * thread / threads, count * (thread + 1) / threads); });
+  }
 }
 
 }  // namespace
@@ -148,8 +197,8 @@ void ponder_pack(const ponder::bf16* weight, int64_t out, int64_t in, ponder::bf
   ponder::pack_weight(weight, out, in, tiles);
 }
 
-// All layers. 0, or -1 where there is no memory for the activations.
-int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
+// Layers [first, last), the MLP of one with experts left out. 0, or -1 where there is no memory for the activations.
+int ponder_layers(const ponder::Model* model, const ponder::Step* step, int64_t first, int64_t last) {
   using namespace ponder;
   const int64_t tokens = (step->tokens + 15) / 16 * 16;
   const int64_t queries = model->heads * model->width, joined = queries + 2 * model->kv_heads * model->width;
@@ -161,8 +210,28 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step) {
   scratch.reserve((packed + rows + wide) * sizeof(bf16) + 64);
   if (!scratch.memory) return -1;
   bf16* memory = reinterpret_cast<bf16*>(scratch.memory);
-  for (int64_t i = 0; i < model->layers; ++i)
+  for (int64_t i = first; i < last; ++i)
     run_layer(*model, i, *step, memory, memory + packed, memory + packed + rows);
+  return 0;
+}
+
+// `to` (tokens, hidden) float32 = the weighted sum of the chosen experts' outputs. 0, or -1 without memory.
+int ponder_experts(const ponder::Mixture* mixture, const ponder::bf16* rows, int64_t tokens, const int64_t* starts,
+                   const int64_t* of, const float* weights, float* to, int threads) {
+  using namespace ponder;
+  int64_t most = 0, width = 0;
+  for (int64_t i = 0; i < mixture->experts; ++i) {
+    most = std::max(most, starts[i + 1] - starts[i]);
+    width = std::max(width, mixture->expert[i].down.in);
+  }
+  most = (most + 15) / 16 * 16;
+  const size_t row = most * mixture->hidden;
+  scratch.reserve((2 * row + most * width) * sizeof(bf16) + row * sizeof(float) + 64);
+  if (!scratch.memory) return -1;
+  float* sums = reinterpret_cast<float*>(scratch.memory);
+  bf16* memory = reinterpret_cast<bf16*>(sums + row);
+  std::memset(to, 0, tokens * mixture->hidden * sizeof(float));
+  run_experts(*mixture, rows, tokens, {starts, of, weights}, to, memory, memory + row, memory + 2 * row, sums, threads);
   return 0;
 }
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from engine.kernels.work import QUERIES, WorkLimits
 from engine.model.batch import BatchLayout
-from engine.model.gpu_batch import Packed, PackedModel, capacity_of, works_of
-from engine.model.gpu_limits import decode_shapes, graph_sizes
+from engine.model.gpu_batch import Packed, PackedModel, capacity_of, decode_shapes, graph_sizes, works_of
 from engine.model.gpu_runner import Staging
 
 BLOCK = 16

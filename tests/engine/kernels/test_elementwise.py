@@ -12,8 +12,9 @@ from torch import Tensor
 from engine.kernels import gated, norm, qkv
 from engine.kernels.norm import Norm
 from engine.kv_cache.quantized_cache import Coding, QuantizedCache, plain
-from engine.model.layers import ACTIVATIONS, RMSNorm, Rotation, rotate_
+from engine.model.layers import ACTIVATIONS, RMSNorm
 from engine.model.model_spec import Activation, Rope
+from engine.model.rope import Rotation, rotate_
 from tests.engine.kernels.examples import examples
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}  # of the largest number

@@ -43,15 +43,17 @@ def test_a_snapshot_of_another_model_or_that_does_not_add_up_is_refused() -> Non
         unpacked(packed(dataclasses.replace(TOLD, tail=4), MODEL), MODEL)
 
 
+@pytest.mark.parametrize("model", ["random_model", "random_latent"])
 async def test_a_sequence_goes_on_after_a_restart_where_it_was_and_reads_nothing_again(
-    random_model: Path, tmp_path: Path
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    async with await Engine.start(on_disk(random_model, tmp_path)) as engine:
+    path = request.getfixturevalue(model)
+    async with await Engine.start(on_disk(path, tmp_path)) as engine:
         seq = await engine.open(prompt(0, 37), tenant="alice")
         await seq.generate_all(LONG)
         snapshot = await seq.snapshot()
         expected = [(await seq.generate_all(DRAWN)).token_ids, (await seq.fork()[0].generate_all(DRAWN)).token_ids]
-    async with await Engine.start(on_disk(random_model, tmp_path)) as engine:
+    async with await Engine.start(on_disk(path, tmp_path)) as engine:
         with pytest.raises(BadSnapshot, match="another tenant"):
             await engine.resume(snapshot)
         seq = await engine.resume(snapshot, tenant="alice")

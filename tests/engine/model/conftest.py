@@ -38,7 +38,8 @@ DENSE_ORACLES = (
 # Near to others, which always run
 SLOW = (
     *("llama_tied", "llama_linear", "llama_yarn_mscale", "qwen2_windows", "phi3_partial", "lfm2_four_taps"),
-    *("olmo3", "gemma", "glm", "mixtral", "olmoe", "cohere"),
+    *("olmo3", "gemma", "glm", "mixtral", "olmoe", "cohere", "deepseek_v2_greedy", "glm4_moe_lite"),
+    *("qwen2_moe", "ernie4_5_moe", "deepseek_v2"),
 )
 
 

@@ -41,6 +41,12 @@ _MODELS = {
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
     "olmoe": "OLMoE",
+    "qwen2_moe": "Qwen1.5-MoE, Qwen2-57B-A14B",
+    "ernie4_5_moe": "ERNIE 4.5, mixtures of text",
+    "glm4_moe": "GLM-4.5, 4.6 and 4.7",
+    "deepseek_v2": "DeepSeek-V2, DeepSeek-V2-Lite",
+    "deepseek_v3": "DeepSeek-V3 and R1, Kimi K2",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "cohere": "Command R and R+, Aya Expanse",
     "cohere2": "Command R7B, Command A",
     "glm": "GLM-4-9B",
@@ -64,10 +70,14 @@ def specs(family: Family) -> list[ModelSpec]:
 
 def on_cpu(spec: ModelSpec) -> str:
     if spec.experts is not None:
-        spec = replace(spec, experts=replace(spec.experts, intermediate_size=64))
+        spec = replace(spec, experts=replace(spec.experts, intermediate_size=64, shared_size=64))
+    if spec.latent is not None:
+        spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
     if not native_layers.suits(spec, torch.bfloat16, torch.device("cpu")):
         return "torch"
-    return "C++" if spec.experts is None else "products in C++"
+    if spec.torch_layers:
+        return "products in C++"
+    return "C++" if spec.experts is None else "C++, routed by torch"
 
 
 def on_gpu(spec: ModelSpec) -> str:
@@ -85,7 +95,7 @@ def table() -> str:
             f"`{architecture}`",
             "; ".join(dict.fromkeys(map(on_cpu, made))),
             "; ".join(dict.fromkeys(map(on_gpu, made))),
-            "no" if any(spec.conv_layers for spec in made) else "yes",
+            "no" if any(spec.conv_layers or spec.latent for spec in made) else "yes",
             ", ".join(f"`{name}`" for name in files) or "no",
         ]
         rows.append(f"| {' | '.join(cells)} |")

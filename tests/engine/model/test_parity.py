@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,70 @@ def test_prefill_and_decode_in_one_batch(case: Case) -> None:
     assert_parity([torch.cat(part) for part in parts], case.expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2_windows", "gpt_oss"])
+def _drawn(name: str, draw: random.Random) -> tuple[str, str, dict[str, Any]]:
+    """Returns a random configuration of a family with experts: heads, ranks, groups, routing and rope."""
+    config_class, model_class, _ = tiny.MODELS[name]
+    heads, groups, size = draw.randint(1, 6), draw.choice((1, 2, 3)), draw.randint(2, 4)
+    changed: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "hidden_size": 12 * heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw.choice([each for each in (1, heads) if heads % each == 0]),
+        "rms_norm_eps": draw.choice((1e-6, 1e-3)),
+        "num_experts_per_tok": draw.randint(1, size),
+        "moe_intermediate_size": 4 * draw.randint(1, 10),  # rows of 16 bytes, as torch asks of grouped products
+    }
+    ropes = [tiny.PLAIN, tiny.LINEAR, tiny.YARN, {**tiny.YARN, "mscale": 0.7, "mscale_all_dim": draw.random() + 0.1}]
+    if name.startswith(("deepseek", "glm4")):
+        changed |= {
+            "n_routed_experts": groups * size,
+            "n_shared_experts": draw.randint(1, 3),
+            "first_k_dense_replace": draw.randint(0, 2),
+            "n_group": groups,
+            "topk_group": draw.randint(1, groups),
+            "routed_scaling_factor": draw.uniform(0.5, 3.0),
+            "attention_bias": draw.random() < 0.5,
+        }
+        ropes = [dict(rope) for rope in ropes]
+    else:
+        changed |= {"num_experts": groups * size, "moe_num_experts": groups * size}
+        changed["moe_k"] = changed["num_experts_per_tok"]
+    if name.startswith("deepseek_v2"):
+        changed["topk_method"] = draw.choice(("greedy", "group_limited_greedy"))
+    else:
+        changed["norm_topk_prob"] = draw.random() < 0.5
+    if name.startswith("deepseek") or name == "glm4_moe_lite":
+        changed |= {
+            "num_key_value_heads": heads,
+            "kv_lora_rank": 2 * draw.randint(2, 20),
+            "q_lora_rank": draw.choice((None, 2 * draw.randint(2, 20))),
+            "qk_nope_head_dim": 2 * draw.randint(1, 10),
+            "qk_rope_head_dim": 2 * draw.randint(1, 8),
+            "v_head_dim": draw.randint(1, 24),
+            "rope_interleave": draw.random() < 0.5,
+        }
+    changed["rope_parameters"] = draw.choice(ropes)
+    return config_class, model_class, changed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "glm4_moe", "qwen2_moe", "ernie4_5_moe"]
+)
+def test_thirty_random_configurations(name: str, tmp_path: Path) -> None:
+    for seed in range(30):
+        draw = random.Random(seed)
+        config_class, model_class, changed = _drawn(name, draw)
+        model = tiny.build(config_class, model_class, changed, seed)
+        decoder = load_decoder(tiny.save(model, tmp_path / str(seed)), dtype=torch.float32)
+        prompts = [[draw.randrange(3, 384) for _ in range(draw.choice((1, 17, 40, 90)))] for _ in range(3)]
+        with torch.no_grad():
+            expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
+        stepper = Stepper(decoder, prompts, block_size=draw.choice((4, 16)), seed=seed)
+        assert_parity(stepper.run(draw.choice((1, 7, 30, 100))), expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2_windows", "gpt_oss", "deepseek_v2"])
 def test_reference_attention_gives_the_same_logits(own_cases: Any, name: str) -> None:
     case = own_cases(name)
     config = read_json(case.path / "config.json")
@@ -78,6 +142,14 @@ def _everywhere(rope: Rope | None) -> Any:
 
 def _plain_rope(spec: ModelSpec) -> dict[str, Any]:
     return {"ropes": tuple(Rope(rope.dim, rope.theta) for rope in spec.ropes if rope)}
+
+
+def _paired(neighbours: bool) -> Any:
+    return lambda spec: {"ropes": tuple(replace(rope, neighbours=neighbours) for rope in spec.ropes)}
+
+
+def _experts(**changed: Any) -> Any:
+    return lambda spec: {"experts": replace(spec.experts, **changed)}
 
 
 def _no_windows(spec: ModelSpec) -> dict[str, Any]:
@@ -155,6 +227,36 @@ DROPPED: list[tuple[str, str, Any]] = [
     ),
     ("gpt_oss", "no truncation", lambda s: {"ropes": tuple(replace(r, truncate=True) for r in s.ropes)}),
     ("lfm2", "query and key norm", {"qk_norm": "none"}),
+    ("deepseek_v2", "pairs of neighbours", _paired(False)),
+    ("deepseek_v2", "groups of experts", _experts(groups=None)),
+    ("deepseek_v2", "scaled weights", _experts(scaling=1.0)),
+    ("deepseek_v2", "weights as they are", _experts(normalised=True)),
+    ("deepseek_v2", "shared experts", _experts(shared_size=0)),
+    ("deepseek_v2_greedy", "attention bias", {"qkv_bias": False}),
+    ("deepseek_v2_greedy", "output bias", {"o_bias": False}),
+    ("deepseek_v3", "sigmoid scores", _experts(scores="softmax")),
+    ("deepseek_v3", "bias of the selection", _experts(selection_bias=False)),
+    ("deepseek_v3", "two best experts of a group", lambda s: _experts(groups=replace(s.experts.groups, summed=1))(s)),
+    ("deepseek_v3", "best groups", lambda s: _experts(groups=replace(s.experts.groups, per_token=4))(s)),
+    ("deepseek_v3", "weights that sum to one", _experts(normalised=False)),
+    ("deepseek_v3", "scaled weights", _experts(scaling=1.0)),
+    ("deepseek_v3", "attention bias", {"qkv_bias": False}),
+    ("deepseek_v3", "scores of a stretched rope", {"attention_scale": 20**-0.5}),
+    ("deepseek_v3", "attention factor", lambda s: {"ropes": tuple(replace(r, attention_factor=1.0) for r in s.ropes)}),
+    ("qwen2_moe", "shared expert", _experts(shared_size=0)),
+    ("qwen2_moe", "gate of the shared expert", _experts(shared_gate=False)),
+    ("qwen2_moe", "windows", _no_windows),
+    ("qwen2_moe", "bias", {"qkv_bias": False}),
+    ("ernie4_5_moe", "bias of the selection", _experts(selection_bias=False)),
+    ("ernie4_5_moe", "shared experts", _experts(shared_size=0)),
+    ("ernie4_5_moe", "pairs of neighbours", _paired(False)),
+    ("glm4_moe", "sigmoid scores", _experts(scores="softmax")),
+    ("glm4_moe", "groups of experts", _experts(groups=None)),
+    ("glm4_moe", "bias of the selection", _experts(selection_bias=False)),
+    ("glm4_moe", "query and key norm", {"qk_norm": "none"}),
+    ("glm4_moe", "partial rotation", lambda s: {"ropes": (Rope(s.head_dim, s.ropes[0].theta),) * s.layers}),
+    ("glm4_moe_lite", "halves of the rotated key", _paired(True)),
+    ("glm4_moe_lite", "shared experts", _experts(shared_size=0)),
 ]
 
 
@@ -251,6 +353,27 @@ def test_a_model_with_vision_runs_its_text_part(tmp_path: Path, name: str) -> No
 def test_ministral_without_its_rope_is_refused() -> None:
     with pytest.raises(CheckpointError, match="rope_parameters is None"):
         family_of({"model_type": "ministral3"}).spec({**tiny.SIZES, "model_type": "ministral3"})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changed", "words"),
+    [
+        ("DeepseekV2ForCausalLM", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'; supported: greedy or group"),
+        ("DeepseekV2ForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob is True; supported: False"),
+        ("DeepseekV3ForCausalLM", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; supported: 'sigmoid'"),
+        ("DeepseekV3ForCausalLM", {"n_group": 3}, "n_group is 3; supported: a divisor of the 8 experts"),
+        ("DeepseekV3ForCausalLM", {"n_group": 8}, "n_group is 8; supported: .* that leaves 2 to each"),
+        ("DeepseekV3ForCausalLM", {"n_group": 4, "topk_group": 1}, "topk_group is 1; supported: .* with 3 experts"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 7}, "kv_lora_rank is 7; supported: an even number"),
+        ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; supported: an integer"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*; supported: a list of 3"),
+        ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is True; supported: False"),
+    ],
+)
+def test_a_routing_that_is_not_run_is_refused(architecture: str, changed: dict[str, Any], words: str) -> None:
+    config = {**tiny.SIZES, **tiny.LATENT, "architectures": [architecture], **changed}
+    with pytest.raises(CheckpointError, match=words):
+        family_of(config).spec(config)
 
 
 def test_sharded_checkpoint_equals_single(own_cases: Any, tmp_path: Path) -> None:

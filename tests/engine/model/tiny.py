@@ -48,6 +48,23 @@ GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 
+ROUTED = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    **ROUTED,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 14,
+}
+
 # name -> (configuration class, model class, differences from SIZES)
 MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
@@ -126,6 +143,54 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False},
         },
     ),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        "Qwen2MoeForCausalLM",
+        {
+            **{name: EXPERTS[name] for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [0],
+            "sliding_window": 24,
+            "use_sliding_window": True,
+            "max_window_layers": 2,
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32, "tie_word_embeddings": False},
+    ),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {**ROUTED, "n_group": 2, "use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 1.7},
+    ),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {**LATENT, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+    ),
+    "deepseek_v2_greedy": (
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {**LATENT, "q_lora_rank": None, "attention_bias": True, "rms_norm_eps": 1e-2},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
+        {
+            **LATENT,
+            "n_group": 4,
+            "topk_group": 2,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+        },
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteConfig",
+        "Glm4MoeLiteForCausalLM",
+        {**LATENT, "rope_interleave": False, "qk_nope_head_dim": 10, "v_head_dim": 20, "norm_topk_prob": False},
+    ),
     "lfm2": (
         "Lfm2Config",
         "Lfm2ForCausalLM",
@@ -163,6 +228,9 @@ def redraw(model: Any, seed: int) -> Any:
             parameter.copy_(drawn * 0.6)
         else:
             parameter.copy_(drawn * (1.4 / parameter.shape[-1] ** 0.5))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.2, generator=generator)
     return model
 
 
