@@ -23,6 +23,7 @@ from engine.families import (
     phi3,
     qwen2,
     qwen3,
+    qwen3_next,
     smollm3,
 )
 from engine.families.family import Family
@@ -32,6 +33,7 @@ FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, cohere, lfm2)),
     *mixtures.FAMILIES,
+    *qwen3_next.FAMILIES,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

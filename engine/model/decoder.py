@@ -34,6 +34,7 @@ from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.recurrent.states import LayerStates, RecurrentPlan
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 
@@ -72,8 +73,10 @@ class Decoder:
         self._activation = ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch = Scratch()
-        attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
+        others = {*spec.conv_layers, *spec.recurrent_layers}
+        attending = (window for index, window in enumerate(spec.windows) if index not in others)
         self._windows = tuple(dict.fromkeys(attending))
+        self._stepwise = deterministic
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, spec.head_dim, device, long_context=long_context)
             for rope in dict.fromkeys(spec.ropes)
@@ -205,11 +208,17 @@ class Decoder:
             scratch=self._scratch,
             maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
         )
-        caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
+        caches: Sequence[Tensor | QuantizedLayer | LayerStates] = kv.layers()
+        rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
+        recurrent = RecurrentPlan(*rows, batch.positions.device, stepwise=self._stepwise)
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer, cache in zip(layers, caches, strict=True):
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
-            if layer.taps is None:
+            if layer.recurrent is not None:
+                assert isinstance(cache, LayerStates), "see KVCache.of"
+                x.add_(layer.recurrent(normed, cache, recurrent), alpha=spec.residual_multiplier)
+            elif layer.taps is None:
+                assert not isinstance(cache, LayerStates), "see KVCache.of"
                 turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
                 self._attention(layer, x, normed, cache, plan, turns)
             else:
@@ -235,7 +244,7 @@ class Decoder:
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
         joined = layer.qkv(normed)
-        qkv = joined.view(-1, heads + 2 * kv_heads, width)
+        qkv = joined[:, : (heads + 2 * kv_heads) * width].unflatten(1, (-1, width))
         qk = qkv[:, : heads + kv_heads]
         if layer.qk_norm is not None:
             qk.copy_(layer.qk_norm(qk))
@@ -266,7 +275,10 @@ class Decoder:
             softcap=spec.attention_softcap,
             sinks=layer.sinks,
         )
-        out = layer.o(attended.flatten(1))
+        attended = attended.flatten(1)
+        if spec.gated_attention:
+            attended = attended * joined[:, -heads * width :].sigmoid()
+        out = layer.o(attended)
         if layer.attention_post_norm is not None:
             out = layer.attention_post_norm(out)
         x.add_(out, alpha=spec.residual_multiplier)
@@ -328,6 +340,10 @@ class Decoder:
                 made = self._gated(x[of], layer.experts[index]).float()
                 out.index_add_(0, of, made.mul_(weights[first : first + count]))
                 first += count
+        if layer.shared is not None:
+            shared = self._gated(x, layer.shared).float()
+            gate = layer.shared_gate
+            out += shared if gate is None else shared.mul_(F.linear(x.float(), gate).sigmoid())
         return out.to(x.dtype)
 
 

@@ -18,8 +18,19 @@ from torch.nn import functional as F
 from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing
 from engine.model.loader import Weights
-from engine.model.model_spec import Activation, ClampedSwiGLU, Experts, ModelSpec, NormKind, Rope, WeightNames
+from engine.model.model_spec import (
+    Activation,
+    ClampedSwiGLU,
+    Experts,
+    GatedDelta,
+    ModelSpec,
+    NormKind,
+    Rope,
+    WeightNames,
+)
 from engine.model.quantized_weight import AffineWeight
+from engine.model.recurrent.gated_delta_net import GatedDeltaNet
+from engine.model.recurrent.states import LayerStates, RecurrentPlan
 
 
 def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
@@ -182,13 +193,21 @@ class Expert:
     down: Linear
 
 
+Recurrent = Callable[[Tensor, LayerStates, RecurrentPlan], Tensor]  # see GatedDeltaNet
+
+
 def _no_mlp(x: Tensor) -> Tensor:
     raise AssertionError("a layer of experts has no MLP of its own")
 
 
+def _no_attention(x: Tensor) -> Tensor:
+    raise AssertionError("a recurrent layer does not attend")
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP.
+    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP, and one
+    that is `recurrent` no attention.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
     the values, each of `hidden`, and `o` takes the result.
@@ -196,7 +215,7 @@ class Layer:
 
     window: int | None
     rope: Rope | None
-    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim
+    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, and heads * head_dim more where attention is gated
     o: Linear
     gate_up: Linear  # hidden -> 2 * intermediate
     down: Linear
@@ -212,6 +231,9 @@ class Layer:
     router: Tensor | None = None  # (experts, hidden) float32, of a mixture
     router_bias: Tensor | None = None  # (experts,) float32
     experts: tuple[Expert, ...] = ()
+    shared: Expert | None = None  # of a mixture: for every token
+    shared_gate: Tensor | None = None  # (1, hidden) float32
+    recurrent: Recurrent | None = None
 
 
 class LayerReader:
@@ -241,10 +263,19 @@ class LayerReader:
         return NORMS[self._spec.norm](weight, self._spec.norm_eps)
 
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
-        return self._exact(name, *shape) + self._spec.norm_offset
+        return self.exact(name, *shape) + self._spec.norm_offset
 
-    def _exact(self, name: str, *shape: int) -> Tensor:
+    def plain_norm(self, name: str, width: int) -> RMSNorm:
+        """Reads a norm within a recurrent layer: an RMSNorm, whose weight has no offset in any family."""
+        return RMSNorm(self.exact(name, width), self._spec.norm_eps)
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """Reads one tensor in float32. Raises CheckpointError as `tensor` does."""
         return self._weights.take(name, shape).to(self._device, torch.float32)
+
+    def packed(self, weight: Tensor) -> Linear:
+        """Packs a weight (out, in) without a bias."""
+        return self._packing.plain(weight, None)
 
     def layer(self, index: int) -> Layer:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
@@ -257,8 +288,11 @@ class LayerReader:
             return self.norm(f"{prefix}{name}.weight", hidden) if wanted else None
 
         qk_norm = q_norm = k_norm = taps = None
-        if index in spec.conv_layers:
-            taps = self._exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
+        recurrent = self._recurrent(prefix + names.recurrence) if index in spec.recurrent_layers else None
+        if recurrent is not None:
+            pass
+        elif index in spec.conv_layers:
+            taps = self.exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
@@ -274,27 +308,27 @@ class LayerReader:
         experts = self._experts(prefix) if spec.experts is not None and index in spec.experts.layers else ()
         router = router_bias = None
         if experts:
-            router = self._exact(f"{prefix}{names.router}.weight", len(experts), hidden)
+            router = self.exact(f"{prefix}{names.router}.weight", len(experts), hidden)
         if experts and spec.experts is not None and spec.experts.router_bias:
-            router_bias = self._exact(f"{prefix}{names.router}.bias", len(experts))
+            router_bias = self.exact(f"{prefix}{names.router}.bias", len(experts))
+        qkv = o = _no_attention
+        if taps is not None:
+            qkv = self.linear(f"{prefix}conv.in_proj", 3 * hidden, hidden)
+            o = self.linear(f"{prefix}conv.out_proj", hidden, hidden)
+        elif recurrent is None:
+            qkv = self._qkv(prefix, rope, (q_width, kv_width, kv_width))
+            o = self.linear(f"{prefix}{names.o}", hidden, q_width, spec.o_bias)
+        shared, shared_gate = self._shared(prefix) if experts else (None, None)
         return Layer(
             window=spec.windows[index],
             rope=rope,
-            qkv=(
-                self._qkv(prefix, rope, (q_width, kv_width, kv_width))
-                if taps is None
-                else self._linear(f"{prefix}conv.in_proj", 3 * hidden, hidden, bias=False)
-            ),
-            o=(
-                self._linear(f"{prefix}{names.o}", hidden, q_width, spec.o_bias)
-                if taps is None
-                else self._linear(f"{prefix}conv.out_proj", hidden, hidden, bias=False)
-            ),
+            qkv=qkv,
+            o=o,
             gate_up=_no_mlp if experts else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
             down=(
                 _no_mlp
                 if experts
-                else self._linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+                else self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
             ),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
@@ -304,11 +338,29 @@ class LayerReader:
             q_norm=q_norm,
             k_norm=k_norm,
             taps=taps,
-            sinks=self._exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
+            sinks=self.exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
             router=router,
             router_bias=router_bias,
             experts=experts,
+            shared=shared,
+            shared_gate=shared_gate,
+            recurrent=recurrent,
         )
+
+    def _recurrent(self, prefix: str) -> Recurrent:
+        of, hidden = self._spec.recurrence, self._spec.hidden_size
+        assert isinstance(of, GatedDelta), "a recurrent layer has a recurrence"
+        return GatedDeltaNet.read(self, of, prefix, hidden)
+
+    def _shared(self, prefix: str) -> tuple[Expert | None, Tensor | None]:
+        """Reads the expert that every token takes, and its gate."""
+        spec, names, experts = self._spec, self._names, self._spec.experts
+        if experts is None or not experts.shared_size:
+            return None, None
+        own = prefix + names.shared_expert
+        down = self.linear(f"{own}{names.expert_down}", spec.hidden_size, experts.shared_size)
+        gate = self.exact(f"{prefix}{names.shared_gate}.weight", 1, spec.hidden_size) if experts.shared_gate else None
+        return Expert(self._gate_up(own, names.expert_gate_up, experts.shared_size), down), gate
 
     def _experts(self, prefix: str) -> tuple[Expert, ...]:
         spec, names, experts = self._spec, self._names, self._spec.experts
@@ -318,7 +370,7 @@ class LayerReader:
         width, made = experts.intermediate_size, list[Expert]()
         for index in range(experts.count):
             own = f"{prefix}{names.expert.format(index=index)}"
-            down = self._linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
+            down = self.linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
             made.append(Expert(self._gate_up(own, names.expert_gate_up, width), down))
         return tuple(made)
 
@@ -345,7 +397,8 @@ class LayerReader:
             return weight
         return interleave(weight, self._spec.head_dim, rope.dim)
 
-    def _linear(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
+    def linear(self, name: str, rows: int, columns: int, bias: bool = False) -> Linear:
+        """Reads and packs a projection, as codes with scales where the checkpoint has those. Raises CheckpointError."""
         added = self.tensor(f"{name}.bias", rows) if bias else None
         stored = self._stored([(f"{name}.weight", rows)], columns)
         if stored is not None and (packed := self._packed(stored, added)) is not None:
@@ -363,11 +416,17 @@ class LayerReader:
         return (self._packing.head or self._packing.plain)(weight, None)
 
     def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
+        gated = self._spec.gated_attention
+        if gated:  # each head's query and its gate lie together
+            widths = (2 * widths[0], *widths[1:])
         bias = self._joined(prefix, self._names.qkv, widths, "bias") if self._spec.qkv_bias else None
 
         def ordered(joined: Tensor) -> Tensor:
             q, k, v = joined.split(widths)
-            return torch.cat([self._order(q, rope), self._order(k, rope), v])
+            if not gated:
+                return torch.cat([self._order(q, rope), self._order(k, rope), v])
+            q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, self._spec.head_dim)).unbind(1))
+            return torch.cat([self._order(q, rope), self._order(k, rope), v, gate])
 
         added = None if bias is None else ordered(bias)
         stored = self._stored_parts(prefix, self._names.qkv, widths)

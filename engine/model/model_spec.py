@@ -63,6 +63,55 @@ class Experts:
     normalised: bool = True  # the weights of the chosen ones sum to 1
     router_bias: bool = False
     gate: ClampedSwiGLU | None = None  # in place of the model's activation
+    shared_size: int = 0  # width of an MLP that every token takes beside them; 0: none
+    shared_gate: bool = False  # its output is multiplied by a learned sigmoid of the token
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """Gated DeltaNet (Yang et al. 2025): a causal convolution of `taps` tokens over queries, keys and values, and for
+    each value head a matrix (key_dim, value_dim) that the gated delta rule updates."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    interleaved: bool = False  # a checkpoint has the projections of each key head together (Qwen3-Next)
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Returns the channels of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """Mamba-2 (Dao & Gu 2024): a causal convolution of `taps` tokens over inputs and the two projections of the state,
+    which `groups` of heads share, and for each head a matrix (head_dim, state_dim) that decays with each token."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False  # of the projections
+    min_step: float = 0.0  # of a token's time step
+    max_step: float = float("inf")
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.heads, self.head_dim, self.state_dim
+
+    @property
+    def width(self) -> int:
+        """Returns the channels of the convolution."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +156,15 @@ class ModelSpec:
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
     conv_taps: int = 0  # tokens that it mixes: the last one and those before it
     experts: Experts | None = None
+    gated_attention: bool = False  # a sigmoid of each query head's own gate multiplies what it attended to (Qwen3-Next)
+    recurrent_layers: tuple[int, ...] = ()  # these have a recurrence in place of attention
+    recurrence: GatedDelta | StateSpace | None = None
 
     @property
     def torch_layers(self) -> bool:
-        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no experts
-        and no sinks."""
-        return self.experts is not None or self.sinks
+        """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no experts,
+        no sinks and no recurrence."""
+        return self.experts is not None or self.sinks or self.recurrence is not None
 
     @property
     def longrope_context(self) -> int | None:
@@ -137,6 +189,9 @@ class WeightNames:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    shared_expert: str = "mlp.shared_expert."  # before the names of its projections
+    shared_gate: str = "mlp.shared_expert_gate"
+    recurrence: str = "linear_attn."  # before the names of a recurrent layer's weights
     expert: str = "mlp.experts.{index}."  # before the names of its projections
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
