@@ -1,6 +1,6 @@
 """Qwen3-Next, and Qwen3.5 dense and with experts: Gated DeltaNet in most layers, gated attention in the others.
 
-A quarter of each attending head rotates; norms are stored less one. Experts have one beside them that every token takes.
+A quarter of each attending head rotates; norms are stored less one. Beside the experts is one that every token takes.
 The text part of a Qwen3.5 checkpoint with vision is run, its images are not; heads for several tokens (`mtp.`) are left
 alone.
 """
@@ -103,12 +103,22 @@ def names(config: Json) -> WeightNames:
     return WeightNames(ignored=OTHER_PARTS)
 
 
-def text_config(config: Json) -> Json:
+def _text(config: Json) -> Json:
     """Returns the text part's configuration of a checkpoint with vision. Raises CheckpointError."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise CheckpointError("config.json: a Qwen3.5 with vision needs an object 'text_config'.")
     return {"tie_word_embeddings": config.get("tie_word_embeddings", False), **text}
+
+
+def dense_text(config: Json) -> ModelSpec:
+    """ModelSpec of the text part of a Qwen3.5 config.json with vision. Raises CheckpointError."""
+    return dense(_text(config))
+
+
+def mixture_text(config: Json) -> ModelSpec:
+    """ModelSpec of the text part of a Qwen3.5 config.json with vision and experts. Raises CheckpointError."""
+    return mixture(_text(config))
 
 
 def names_with_vision(config: Json) -> WeightNames:
@@ -120,8 +130,6 @@ FAMILIES = (
     Family("qwen3_5_text", ("Qwen3_5ForCausalLM",), dense, names),
     Family("qwen3_5_moe_text", ("Qwen3_5MoeForCausalLM",), mixture, names),
     Family("qwen3_next", ("Qwen3NextForCausalLM",), qwen3_next, names),
-    Family("qwen3_5", ("Qwen3_5ForConditionalGeneration",), lambda it: dense(text_config(it)), names_with_vision),
-    Family(
-        "qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration",), lambda it: mixture(text_config(it)), names_with_vision
-    ),
+    Family("qwen3_5", ("Qwen3_5ForConditionalGeneration",), dense_text, names_with_vision),
+    Family("qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration",), mixture_text, names_with_vision),
 )

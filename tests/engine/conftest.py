@@ -39,6 +39,15 @@ def random_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gated DeltaNet in most layers, attention in one."""
+    path = tmp_path_factory.mktemp("models") / "random-qwen3-5"
+    tiny.build("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", tiny.DELTA).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short convolutions in most layers, attention in the others.
 

@@ -68,8 +68,8 @@ class Span:
 class RecurrentPlan:
     """The rows of one step: those of one token, which run together, and longer ones, a span each.
 
-    Of a batch that names no slots it begins every row at the state of no tokens, and keeps no state. With `stepwise` a span is
-    run token by token, so that its bits do not depend on the cut of a prompt into steps.
+    Every row of a batch that names no slots begins at the state of no tokens, and its state is not kept. With
+    `stepwise` a span is run token by token, so that its bits do not depend on the cut of a prompt into steps.
     """
 
     def __init__(
