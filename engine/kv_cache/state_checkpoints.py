@@ -220,7 +220,7 @@ class StateCheckpoints:
         """Raises AssertionError unless the pool agrees with all sequences."""
         known = list(sequences)
         for seq in known:
-            assert (seq.state != NULL_BLOCK) == (seq.state_len > 0), "a state stands for no tokens, or tokens for none"
+            assert seq.state != NULL_BLOCK or not seq.state_len, "tokens have no state that stands for them"
             assert seq.state_len <= len(seq), "a state is of tokens that the sequence does not have"
         loading = [] if self.tiers is None else self.tiers.blocks
         self.pool.check([*([seq.state] for seq in known if seq.state), loading])

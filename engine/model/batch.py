@@ -20,7 +20,7 @@ from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
 from engine.model.model_spec import ModelSpec
-from engine.model.recurrent.states import LayerStates, RecurrentStates
+from engine.model.recurrent.states import RecurrentStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +112,21 @@ class KVCache(BlockTensors):
         """Returns a tensor of the shape of an attending layer and the dtype of the computation, of any values."""
         return self.data[0] if len(self.data) else self.data.new_empty(self.data.shape[1:])
 
-    def layers(self) -> list[Tensor | LayerStates]:
+    def layers(self) -> list[Tensor]:
         """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values. A convolution's has one
-        head of half of its width; a recurrent layer has states."""
+        head of half of its width. Recurrent layers are left out: see `states`."""
         parts = [iter(part.unbind(0)) for part in self._tensors]
-        states = iter(() if self.states is None else self.states.layers())
-        return [
-            next(states) if index in self._recurrent_layers else next(parts[index in self._conv_layers])
-            for index in range(self._layers)
-        ]
+        with_blocks = (index for index in range(self._layers) if index not in self._recurrent_layers)
+        return [next(parts[index in self._conv_layers]) for index in with_blocks]
 
     @cached_property
     def addresses(self) -> list[int]:
         """Returns where each layer's keys begin."""
-        return [layer.data_ptr() for layer in self.layers() if isinstance(layer, Tensor)]
+        return [layer.data_ptr() for layer in self.layers()]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of one layer, each (blocks, block_size, kv_heads, head_dim)."""
-        layer = self.layers()[index]
-        assert isinstance(layer, Tensor), "a recurrent layer has no keys"
-        keys, values = layer
+        keys, values = self.layers()[index]
         return keys, values
 
 

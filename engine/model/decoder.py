@@ -8,7 +8,7 @@ so the layer below is written for few calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
-from engine.model.recurrent.states import LayerStates, RecurrentPlan
+from engine.model.recurrent.states import RecurrentPlan
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 
@@ -208,20 +208,20 @@ class Decoder:
             scratch=self._scratch,
             maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
         )
-        caches: Sequence[Tensor | QuantizedLayer | LayerStates] = kv.layers()
+        caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
+        states = iter(() if kv.states is None else kv.states.layers())
         rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
         recurrent = RecurrentPlan(*rows, batch.positions.device, stepwise=self._stepwise)
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
-        for layer, cache in zip(layers, caches, strict=True):
+        for layer in layers:
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             if layer.recurrent is not None:
-                assert isinstance(cache, LayerStates), "see KVCache.of"
-                x.add_(layer.recurrent(normed, cache, recurrent), alpha=spec.residual_multiplier)
+                x.add_(layer.recurrent(normed, next(states), recurrent), alpha=spec.residual_multiplier)
             elif layer.taps is None:
-                assert not isinstance(cache, LayerStates), "see KVCache.of"
                 turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
-                self._attention(layer, x, normed, cache, plan, turns)
+                self._attention(layer, x, normed, next(caches), plan, turns)
             else:
+                cache = next(caches)
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
             if not spec.parallel:

@@ -311,7 +311,8 @@ class LayerReader:
             router = self.exact(f"{prefix}{names.router}.weight", len(experts), hidden)
         if experts and spec.experts is not None and spec.experts.router_bias:
             router_bias = self.exact(f"{prefix}{names.router}.bias", len(experts))
-        qkv = o = _no_attention
+        qkv: Linear = _no_attention
+        o: Linear = _no_attention
         if taps is not None:
             qkv = self.linear(f"{prefix}conv.in_proj", 3 * hidden, hidden)
             o = self.linear(f"{prefix}conv.out_proj", hidden, hidden)
