@@ -130,14 +130,14 @@ def build(config: EngineConfig) -> EngineParts:
     build_tiers = partial(build_offload, config, model, numerics)
     kv_share, states = 1.0, None
     if kv.states is not None:
-        kv_share, slots = 1 - STATES_SHARE, BlockPool(slots, config.kv_tenant_share)
+        kv_share, slot_pool = 1 - STATES_SHARE, BlockPool(slots, config.kv_tenant_share)
         store = CacheStore(kv.states, device)
         states = StateCheckpoints(
-            slots,
+            slot_pool,
             config.block_size,
             publishes=config.prefix_cache,
             nbytes=kv.states.block_nbytes,
-            tiers=build_tiers(slots, kv.states, store, device, share=STATES_SHARE),
+            tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
         )
     core = EngineCore(
         config,

@@ -49,6 +49,8 @@ def _kinds(config: Json, layers: int) -> list[str]:
         return [KINDS[(index + 1) % every == 0] for index in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(KINDS):
         raise refuse("layer_types", kinds, f"a list of {layers}, each {' or '.join(KINDS)}")
+    if set(kinds) != set(KINDS):
+        raise refuse("layer_types", kinds, "one at least of each kind")
     return kinds
 
 
