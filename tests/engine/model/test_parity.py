@@ -240,10 +240,10 @@ def _with_vision(name: str) -> Any:
     if name in ("qwen3_5", "qwen3_5_moe"):
         prefix = "Qwen3_5Moe" if name.endswith("moe") else "Qwen3_5"
         text = {**tiny.SIZES, **tiny.MODELS[name][2]}
-        vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
-        config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
-        config._attn_implementation = "eager"
-        return getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+        seen = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
+        qwen = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=seen)
+        qwen._attn_implementation = "eager"
+        return getattr(transformers, f"{prefix}ForConditionalGeneration")(qwen)
     kind = "ministral3" if name == "ministral3" else "mistral"
     text = {**tiny.SIZES, **tiny.MODELS[kind][2], "model_type": kind}
     vision = {**VISION, "model_type": "pixtral", "head_dim": 16}
