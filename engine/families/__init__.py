@@ -13,7 +13,6 @@ from engine.families import (
     gemma3,
     glm4,
     granite,
-    lfm2,
     llama,
     ministral3,
     mistral,
@@ -23,10 +22,10 @@ from engine.families import (
     phi3,
     qwen2,
     qwen3,
-    qwen3_next,
     smollm3,
 )
 from engine.families.family import Family
+from engine.families.hybrids import lfm2, qwen3_next
 from engine.model.loader import Json
 
 FAMILIES = (
