@@ -25,7 +25,7 @@ from engine.families import (
     smollm3,
 )
 from engine.families.family import Family
-from engine.families.hybrids import lfm2, qwen3_next
+from engine.families.hybrids import granite_hybrid, lfm2, qwen3_next
 from engine.model.loader import Json
 
 FAMILIES = (
@@ -33,6 +33,7 @@ FAMILIES = (
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, cohere, lfm2)),
     *mixtures.FAMILIES,
     *qwen3_next.FAMILIES,
+    granite_hybrid.FAMILY,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

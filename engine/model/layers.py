@@ -30,6 +30,7 @@ from engine.model.model_spec import (
 )
 from engine.model.quantized_weight import AffineWeight
 from engine.model.recurrent.gated_delta_net import GatedDeltaNet
+from engine.model.recurrent.mamba2 import Mamba2
 from engine.model.recurrent.states import LayerStates, RecurrentPlan
 
 
@@ -350,8 +351,10 @@ class LayerReader:
 
     def _recurrent(self, prefix: str) -> Recurrent:
         of, hidden = self._spec.recurrence, self._spec.hidden_size
-        assert isinstance(of, GatedDelta), "a recurrent layer has a recurrence"
-        return GatedDeltaNet.read(self, of, prefix, hidden)
+        assert of is not None, "a recurrent layer has a recurrence"
+        if isinstance(of, GatedDelta):
+            return GatedDeltaNet.read(self, of, prefix, hidden)
+        return Mamba2.read(self, of, prefix, hidden, self._spec.norm_eps)
 
     def _shared(self, prefix: str) -> tuple[Expert | None, Tensor | None]:
         """Reads the expert that every token takes, and its gate."""
@@ -368,12 +371,21 @@ class LayerReader:
         assert experts is not None, "the layer has experts"
         if names.stacked_experts:
             return self._stacked_experts(f"{prefix}{names.stacked_experts}", experts)
+        if names.joined_experts is not None:
+            return self._joined_experts(prefix, names.joined_experts, experts)
         width, made = experts.intermediate_size, list[Expert]()
         for index in range(experts.count):
             own = f"{prefix}{names.expert.format(index=index)}"
             down = self.linear(f"{own}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
             made.append(Expert(self._gate_up(own, names.expert_gate_up, width), down))
         return tuple(made)
+
+    def _joined_experts(self, prefix: str, names: tuple[str, str], experts: Experts) -> tuple[Expert, ...]:
+        count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
+        opened = self.tensor(f"{prefix}{names[0]}.weight", count, 2 * width, hidden)
+        closed = self.tensor(f"{prefix}{names[1]}.weight", count, hidden, width)
+        pairs = zip(opened, closed, strict=True)
+        return tuple(Expert(self.packed(each.contiguous()), self.packed(down.contiguous())) for each, down in pairs)
 
     def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
         count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size

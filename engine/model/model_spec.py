@@ -196,6 +196,7 @@ class WeightNames:
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
     stacked_experts: str = ""  # before the names of weights (experts, in, out), gate and up in turn (gpt-oss)
+    joined_experts: tuple[str, str] | None = None  # tensors (experts, out, in): gate above up, and down (Granite 4)
     sinks: str = "self_attn.sinks"
     norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"

@@ -3,8 +3,7 @@
 Of a head, with keys k, values v, decays a and rates b of tokens t, the state S (key_dim, value_dim) is
 S_t = a_t S_{t-1} + k_t u_t, with u_t = b_t (v_t - k_t a_t S_{t-1}), and the output is q_t S_t. Tokens of a chunk are
 run at once: their u solve (I + A) u = b (v - g k S_0), where g is the decay since the chunk began and A is strictly
-lower triangular, A_ti = b_t (g_t / g_i) (k_t k_i). Chunks begin at multiples of their size, so a prompt is cut alike
-however it comes.
+lower triangular, A_ti = b_t (g_t / g_i) (k_t k_i).
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from torch.nn import functional as F
 
 from engine.model.linear import Linear, ProjectionReader
 from engine.model.model_spec import GatedDelta
-from engine.model.recurrent.states import LayerStates, RecurrentPlan
+from engine.model.recurrent.states import MIN_CHUNKED, LayerStates, RecurrentPlan, in_chunks, out_of_chunks
 
-CHUNK = 64  # tokens
-MIN_CHUNKED = 8  # tokens of a span; fewer are run one by one
 EPS = 1e-6  # of the norms of queries and keys
 
 
@@ -149,14 +146,8 @@ def by_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Runs n tokens of one sequence from `position` on, in chunks that begin at multiples of CHUNK; the same arguments
     and result as `token_by_token`."""
-    count, before = len(q), position % CHUNK
-    after = -(before + count) % CHUNK
-
-    def chunked(x: Tensor) -> Tensor:  # (n, heads, ...) -> (chunks, heads, CHUNK, ...); tokens of zeros change nothing
-        padded = F.pad(x, (0, 0) * (x.dim() - 1) + (before, after))
-        return padded.unflatten(0, (-1, CHUNK)).transpose(1, 2)
-
-    q, k, v, rates, decays = (chunked(each) for each in (q, k, v, rates, decays))
+    count = len(q)
+    q, k, v, rates, decays = (in_chunks(each, position) for each in (q, k, v, rates, decays))
     since = decays.cumsum(-1)  # logarithm of the decay since the chunk began
     between = (since[..., :, None] - since[..., None, :]).tril().exp().tril()
     weighted = k * rates[..., None]
@@ -174,4 +165,4 @@ def by_chunks(
         values = new[at] - recalled[at] @ state
         out.append(asked[at] @ state + within[at] @ values)
         state = state * kept[at] + left[at].transpose(-1, -2) @ values
-    return torch.stack(out).transpose(1, 2).flatten(0, 1)[before : before + count], state
+    return out_of_chunks(out, position, count), state

@@ -55,8 +55,25 @@ def state_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return 2 * -(-len(spec.recurrent_layers) // 2) * each
 
 
+CHUNK = 64  # tokens that a recurrence runs at once; chunks begin at multiples of it, however a prompt is cut
+MIN_CHUNKED = 8  # tokens of a span; fewer are run one by one
+
+
+def in_chunks(x: Tensor, position: int) -> Tensor:
+    """Cuts the tokens (n, heads, ...) of a span from `position` on: (chunks, heads, CHUNK, ...), padded with zeros."""
+    before = position % CHUNK
+    padded = F.pad(x, (0, 0) * (x.dim() - 1) + (before, -(before + len(x)) % CHUNK))
+    return padded.unflatten(0, (-1, CHUNK)).transpose(1, 2)
+
+
+def out_of_chunks(chunks: Sequence[Tensor], position: int, count: int) -> Tensor:
+    """Joins the chunks (heads, CHUNK, width) of a span of `count` tokens: (count, heads, width)."""
+    before = position % CHUNK
+    return torch.stack(list(chunks)).transpose(1, 2).flatten(0, 1)[before : before + count]
+
+
 @dataclass(frozen=True, slots=True)
-class Span:
+class RecurrentSpan:
     """Tokens `first` to `end` of a batch, of one sequence from `position` on, that advance the state in `slot`."""
 
     first: int
@@ -84,7 +101,7 @@ class RecurrentPlan:
     ) -> None:
         """The first four are fields of a `Batch`."""
         self.stepwise = stepwise
-        self.spans: list[Span] = []
+        self.spans: list[RecurrentSpan] = []
         single: list[tuple[int, int]] = []
         for row, context in enumerate(context_lens):
             first, end = query_starts[row], query_starts[row + 1]
@@ -95,7 +112,7 @@ class RecurrentPlan:
             if end - first == 1 and slot:
                 single.append((first, slot))
             elif end > first:
-                self.spans.append(Span(first, end, position, slot))
+                self.spans.append(RecurrentSpan(first, end, position, slot))
         self.single_tokens, self.single_slots = torch.tensor(single, dtype=torch.int64, device=device).view(-1, 2).T
 
     def convolve(self, x: Tensor, states: LayerStates, weights: Tensor, bias: Tensor | None) -> Tensor:

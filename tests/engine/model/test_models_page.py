@@ -33,6 +33,7 @@ _MODELS = {
     "qwen3_5": "Qwen3.5, dense: the text",
     "qwen3_5_moe_text": "Qwen3.5 with experts, without vision",
     "qwen3_5_moe": "Qwen3.5 with experts: the text",
+    "granitemoehybrid": "Granite 4, hybrid",
     "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
     "smollm3": "SmolLM 3",

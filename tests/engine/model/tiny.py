@@ -55,6 +55,20 @@ DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+SPACE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "intermediate_size": 32,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 
 # name -> (configuration class, model class, differences from SIZES)
@@ -150,6 +164,12 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "Qwen3_5MoeTextConfig",
         "Qwen3_5MoeForCausalLM",
         {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 24},
+    ),
+    "granite_hybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", {**SPACE, "num_local_experts": 0}),
+    "granite_hybrid_moe": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {**SPACE, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
     ),
     "qwen3_next": (
         "Qwen3NextConfig",

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from engine.model.decoder import load_decoder
-from engine.model.recurrent.gated_delta_net import CHUNK, by_chunks, token_by_token
+from engine.model.recurrent import mamba2
+from engine.model.recurrent.gated_delta_net import by_chunks, token_by_token
+from engine.model.recurrent.states import CHUNK
 from tests.engine.model import tiny
 from tests.engine.model.stepping import Stepper, apart
 
@@ -32,6 +34,20 @@ def test_chunks_of_the_delta_rule_equal_single_tokens(position: int, count: int)
     for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape
         assert torch.allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(("position", "count"), [(0, CHUNK), (1, 2 * CHUNK), (CHUNK - 1, 3), (70, 200)])
+def test_chunks_of_mamba2_equal_single_tokens(position: int, count: int) -> None:
+    draw = torch.Generator().manual_seed(count)
+    heads, head_dim, state_dim = 3, 5, 8
+    x, b, c = (torch.randn(count, heads, width, generator=draw) for width in (head_dim, state_dim, state_dim))
+    decays = -torch.randn(count, heads, generator=draw).exp() / 9
+    state = torch.randn(heads, head_dim, state_dim, generator=draw)
+    runs = (mamba2.by_chunks, mamba2.token_by_token)
+    found, expected = (run(state, x, b, c, decays, position) for run in runs)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, atol=1e-4)
 
 
 def configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
@@ -68,10 +84,38 @@ def configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
     return classes[0], classes[1], changed
 
 
+def granite_configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
+    """Draws a configuration of Granite 4. Any: its values."""
+    draw = random.Random(seed)
+    layers = draw.randint(2, 4)
+    kinds = [draw.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    first, second = draw.sample(range(layers), 2)
+    kinds[first], kinds[second] = "linear_attention", "full_attention"
+    heads, experts = draw.choice([4, 6, 12]), draw.choice([0, 4])
+    changed = {
+        **tiny.SPACE,
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "mamba_n_heads": heads,
+        "mamba_d_head": 96 // heads,
+        "mamba_n_groups": draw.choice([1, 2]),
+        "mamba_d_state": draw.choice([8, 16, 24]),
+        "mamba_d_conv": draw.randint(2, 5),
+        "mamba_conv_bias": draw.random() < 0.7,
+        "mamba_proj_bias": draw.random() < 0.3,
+        "num_local_experts": experts,
+        "num_experts_per_tok": min(2, experts),
+        "position_embedding_type": draw.choice([None, "rope"]),
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+    return "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", changed
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("draws", [configuration, granite_configuration])
 @pytest.mark.parametrize("seed", range(CONFIGURATIONS))
-def test_a_random_configuration_equals_transformers(tmp_path: Path, seed: int) -> None:
-    model = tiny.build(*configuration(seed), seed=seed)
+def test_a_random_configuration_equals_transformers(tmp_path: Path, seed: int, draws: Any) -> None:
+    model = tiny.build(*draws(seed), seed=seed)
     tiny.save(model, tmp_path)
     draw = random.Random(seed)
     prompts = [[draw.randrange(3, 384) for _ in range(length)] for length in (5, 90, 170)]
