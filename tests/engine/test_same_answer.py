@@ -48,7 +48,7 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
         "random_model",
         *(
             pytest.param(each, marks=pytest.mark.slow)
-            for each in ("random_hybrid", "random_mixture", "random_recurrent")
+            for each in ("random_hybrid", "random_mixture", "random_recurrent", "random_mamba")
         ),
     ],
 )
