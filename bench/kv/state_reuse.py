@@ -13,6 +13,7 @@ import asyncio
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from engine import GREEDY, Engine, EngineConfig, Span
 from engine.outputs import Stats
 
 HISTORY, TURN, RESULT, WRITTEN, BRANCH = 8000, 1000, 150, 40, 60
-SHAPE = {
+SHAPE: dict[str, Any] = {  # Any: arguments of an untyped class
     "vocab_size": 8192,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -83,7 +84,7 @@ def report(found: list[tuple[str, int, int]], stats: Stats) -> None:
     for kind in dict.fromkeys(kind for kind, _, _ in found):
         shares = [cached / before for each, before, cached in found if each == kind]
         print(f"{kind:12} n={len(shares)} reused {min(shares):.1%} to {max(shares):.1%}")
-    before, cached = (sum(each[at] for each in found) for at in (1, 2))
+    before, cached = sum(each for _, each, _ in found), sum(each for _, _, each in found)
     states, blocks = stats.states, stats.blocks_used + stats.blocks_cached
     slots = states.used + states.cached
     print(f"{'all':12} n={len(found)} reused {cached / before:.2%} of {before} tokens read before")
