@@ -23,6 +23,7 @@ from engine.kv_cache.offload import build_offload
 from engine.kv_cache.quality_gate import check_int4
 from engine.kv_cache.quantized_cache import INT4_GROUP, INT4_MAX_WIDTH, QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
+from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.model import native_layers
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
@@ -31,11 +32,13 @@ from engine.model.gpu_runner import GpuRunner
 from engine.model.loader import resolve
 from engine.model.memory import (
     MAX_LEN_BY_DEFAULT,
+    STATES_SHARE,
     block_bytes,
     find_device,
     find_dtype,
     free_bytes,
     spec_of,
+    state_slots,
     useful_blocks,
     weight_bytes,
 )
@@ -108,7 +111,10 @@ def build(config: EngineConfig) -> EngineParts:
     blocks = _kv_blocks(config, decoder, device, max_model_len)
     kv: KVCache | QuantizedCache
     if config.kv_dtype == "auto":
-        kv = KVCache.of(spec, blocks + 1, config.block_size, dtype, device)  # one more: the null block
+        kv_bytes = blocks * block_bytes(spec, config.block_size, dtype)
+        slots = state_slots(config, spec, dtype, kv_bytes)
+        # one more of each: the null block, and the state of no tokens
+        kv = KVCache.of(spec, blocks + 1, config.block_size, dtype, device, slots=slots + 1)
     else:
         shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)
         kv = QuantizedCache(*shape, dtype, device, config.kv_dtype)
@@ -121,6 +127,18 @@ def build(config: EngineConfig) -> EngineParts:
     compiler = default_compiler(tokenizer, spec.vocab_size)
     compiler.warm()
     pool = BlockPool(blocks, config.kv_tenant_share)
+    build_tiers = partial(build_offload, config, model, numerics)
+    kv_share, states = 1.0, None
+    if kv.states is not None:
+        kv_share, slot_pool = 1 - STATES_SHARE, BlockPool(slots, config.kv_tenant_share)
+        store = CacheStore(kv.states, device)
+        states = StateCheckpoints(
+            slot_pool,
+            config.block_size,
+            publishes=config.prefix_cache,
+            nbytes=kv.states.block_nbytes,
+            tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
+        )
     core = EngineCore(
         config,
         _runner(config, decoder, kv, device, max_model_len),
@@ -131,7 +149,8 @@ def build(config: EngineConfig) -> EngineParts:
         begin_device=lambda: use_threads(threads, device),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         model=model,
-        tiers=build_offload(config, model, numerics, pool, kv, CacheStore(kv, device), device),
+        tiers=build_tiers(pool, kv, CacheStore(kv, device), device, share=kv_share),
+        states=states,
     )
     return EngineParts(
         core=core,
@@ -158,6 +177,8 @@ def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:
         why, accepted = f"{model} has short convolutions", "auto"
     elif spec.latent is not None:
         why, accepted = f"the K/V of {model} are latents, which are kept in the model's number format", "auto"
+    elif spec.recurrent_layers:
+        why, accepted = f"{model} has recurrent layers", "auto"
     elif kv_dtype != "int4":
         return
     elif decoder.device.type != "cpu" or decoder.on_gpu:
@@ -254,6 +275,8 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
         kv_bytes = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, max_len=max_model_len)
     else:
         kv_bytes = free_bytes(device) // 4
+    if decoder.spec.recurrent_layers and config.state_bytes is None:
+        kv_bytes = int(kv_bytes * (1 - STATES_SHARE))  # so that both together take no more
     return max(1, min(useful_blocks(config, max_model_len), kv_bytes // per_block))
 
 

@@ -38,6 +38,7 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     kv_blocks: int | None = None  # size of the KV pool; None: from kv_bytes
     kv_bytes: int | None = None  # None: a quarter of the free memory, but not more than could be used at once
+    state_bytes: int | None = None  # of recurrent states and their checkpoints; None: a quarter of K/V's memory
     kv_dtype: KvDType = (
         "auto"  # auto: the model's; int8, fp8: twice as many tokens as in 16 bits; int4, on a CPU: 3 times
     )
@@ -70,7 +71,15 @@ class EngineConfig:
     hang_s: float = 60.0  # a process that owes a reply and is silent for so long counts as hung
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "kv_blocks", "kv_bytes", "max_batch_tokens", "reserve_tokens", "threads"):
+        for name in (
+            "max_model_len",
+            "kv_blocks",
+            "kv_bytes",
+            "state_bytes",
+            "max_batch_tokens",
+            "reserve_tokens",
+            "threads",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")

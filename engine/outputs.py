@@ -91,6 +91,18 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StateStats:
+    """Slots of recurrent states, each of `slot_bytes` bytes; all 0 for a model without recurrent layers."""
+
+    used: int = 0  # live states, and checkpoints that some sequence goes on from
+    cached: int = 0  # checkpoints that nothing refers to
+    free: int = 0
+    slot_bytes: int = 0
+    found: int = 0  # checkpoints that a sequence went on from, since start
+    tiers: TierStats = field(default_factory=TierStats)
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """A snapshot of the engine, by its own counters. Tokens and hits count since start.
 
@@ -125,6 +137,7 @@ class Stats:
     warmed_tokens: int = 0  # prefilled while idle, see `Engine.warm`; in no other count of prompts
     warmed_hit_tokens: int = 0  # of those, found by a request; each counts once
     tiers: TierStats = field(default_factory=TierStats)
+    states: StateStats = field(default_factory=StateStats)
 
     @property
     def prefix_hit_rate(self) -> float:

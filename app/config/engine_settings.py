@@ -46,6 +46,14 @@ class EngineSettings(BaseModel):
         unset="from `kv_bytes`",
         ge=2,
     )
+    state_bytes: ByteSize | None = setting(
+        None,
+        "size of the recurrent states and their checkpoints, of each model that has them",
+        more="see [recurrent states](#recurrent-states)",
+        accepts="a size of 64KiB or more, such as 512MiB or 2GiB",
+        unset="a quarter of the KV cache's",
+        ge=1 << 16,
+    )
     kv_dtype: Literal["auto", "int8", "fp8", "int4"] = setting(
         "auto",
         "the KV cache's number format: the model's, or `int8` or `fp8` for twice as many tokens, `int4` for 3 times",
@@ -240,6 +248,7 @@ class EngineSettings(BaseModel):
             block_size=self.block_size,
             kv_blocks=self.kv_blocks,
             kv_bytes=None if self.kv_bytes is None else int(self.kv_bytes),
+            state_bytes=None if self.state_bytes is None else int(self.state_bytes),
             kv_dtype=self.kv_dtype,
             kv_max_kl=self.kv_max_kl,
             probe_dir=str(data_dir),

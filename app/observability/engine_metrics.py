@@ -39,6 +39,7 @@ _COUNTERS = {
     "warmed_tokens": ("Tokens of next turns prefilled while the engine was idle.", "warmed_tokens"),
     "warmed_hit_tokens": ("Of those, tokens that a request found in the prefix cache.", "warmed_hit_tokens"),
 }
+_STATES = ("used", "cached", "free")
 _TIERS = ("host", "disk")
 _TIER_COUNTERS = {
     "kv_tier_saved_blocks": ("Blocks copied from the pool to host memory.", "saved_blocks"),
@@ -89,6 +90,18 @@ class EngineCounters(Collector):
             for state, field in _BLOCKS.items():
                 memory.add_metric([*model, state], getattr(stats, field) * size)
         yield memory
+        states = GaugeMetricFamily(
+            "ponder_state_bytes", "Bytes of recurrent states by use.", labels=[*self._labels, "state"]
+        )
+        for model, stats in counters:
+            for state in _STATES:
+                states.add_metric([*model, state], getattr(stats.states, state) * stats.states.slot_bytes)
+        yield states
+        name = "ponder_state_checkpoints_found"
+        found = CounterMetricFamily(name, "Checkpoints of states that a sequence went on from.", labels=self._labels)
+        for model, stats in counters:
+            found.add_metric(model, stats.states.found)
+        yield found
         for name, (text, field) in _COUNTERS.items():
             counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
             for model, stats in counters:

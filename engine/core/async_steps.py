@@ -18,7 +18,6 @@ from torch import Tensor
 from engine.core.output_processor import OutputProcessor, SamplingInFlight
 from engine.core.scheduler import Scheduler
 from engine.core.step import Step
-from engine.kv_cache.offload import OffloadTiers
 from engine.model.runner import Runner
 from engine.structured_output.bitmask import Masking
 
@@ -107,7 +106,6 @@ class InFlightSteps:
         runner: Runner,
         device: DeviceThread | None,
         scheduler: Scheduler,
-        tiers: OffloadTiers | None,
         masking: Masking,
         processor: OutputProcessor,
         timer: StepTimer,
@@ -116,7 +114,6 @@ class InFlightSteps:
         self.runner = runner
         self._device = device
         self._scheduler = scheduler
-        self._tiers = tiers
         self._masking = masking
         self._processor = processor
         self._timer = timer
@@ -133,9 +130,9 @@ class InFlightSteps:
         if not self._scheduler.has_work:
             return
         began, step = self._clock(), self._scheduler.schedule()
-        idle = step.saves or self._scheduler.stalled or not self._scheduler.has_work
+        idle = step.saves or step.state_saves or self._scheduler.stalled or not self._scheduler.has_work
         if not step.rows and idle:  # blocks are offloaded or loaded, or there was nothing left to warm
-            self._save(step)
+            self._scheduler.save(step)
             self._scheduler.complete(step)
             return
         assert step.rows, "there is work but no row: a sequence was admitted that can never fit"
@@ -179,7 +176,7 @@ class InFlightSteps:
             self._device.close()
 
     def _launch(self, step: Step, began: float) -> _InFlightStep:
-        self._save(step)
+        self._scheduler.save(step)
         self._masking.start(step.rows)
         if self._device is not None:
             self._device.launch(step)
@@ -190,7 +187,3 @@ class InFlightSteps:
     def _take(self, in_flight: _InFlightStep, logits: Tensor, begun: SamplingInFlight) -> None:
         self._processor.collect(in_flight.step.rows, logits, begun)
         self._timer.ended(in_flight.step, in_flight.began, begun.done)
-
-    def _save(self, step: Step) -> None:
-        if step.saves and self._tiers is not None:
-            self._tiers.save(step.saves)

@@ -22,9 +22,10 @@ from engine.core.span_state import SpanState
 from engine.kv_cache.block_pool import BlockPool, root_digest
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Snapshot, packed
+from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.model.detokenizer import Utf8Decoder
 from engine.model.runner import Runner
-from engine.outputs import FinishReason, Stats, TierStats
+from engine.outputs import FinishReason, StateStats, Stats, TierStats
 from engine.structured_output.bitmask import Constraints, Masking
 from engine.structured_output.compiler import Outcome
 from engine.structured_output.layout import Constrained
@@ -54,14 +55,16 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         constraints: Constraints | None = None,
         tiers: OffloadTiers | None = None,
+        states: StateCheckpoints | None = None,
         model: bytes = b"",
         begin_device: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._pool = pool
         self._tiers = tiers
+        self._states = states
         self._model = model
-        self._scheduler = Scheduler(config, pool, clock, tiers)
+        self._scheduler = Scheduler(config, pool, clock, tiers, states)
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints
@@ -79,9 +82,7 @@ class EngineCore:
         self._overlapped = overlapped
         device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
         self._timer = StepTimer(clock, self._scheduler.ran)
-        self._steps = InFlightSteps(
-            runner, device, self._scheduler, tiers, self._masking, self._processor, self._timer, clock
-        )  # fmt: skip
+        self._steps = InFlightSteps(runner, device, self._scheduler, self._masking, self._processor, self._timer, clock)
         self._later: list[m.Command] = []  # came while the device ran
 
     # -- commands
@@ -90,8 +91,8 @@ class EngineCore:
         """Sets how other threads post to `handle`: constraints are compiled and K/V is copied in threads of their
         own."""
         self._post = post
-        if self._tiers is not None:
-            self._tiers.wake = lambda: post(m.TransferDone())
+        for tiers in self._scheduler.tiers:
+            tiers.wake = lambda: post(m.TransferDone())
 
     @property
     def has_work(self) -> bool:
@@ -483,16 +484,15 @@ class EngineCore:
             warmed_tokens=counters.warmed_tokens,
             warmed_hit_tokens=counters.warmed_hit_tokens,
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
+            states=StateStats() if self._states is None else self._states.stats(),
         )
 
     def close(self) -> None:
         """Keeps the K/V that the next start can use, and ends the threads below. No step may follow."""
         self._steps.close()
-        if self._tiers is not None:
-            self._tiers.close(KEEPING_S)
+        for tiers in self._scheduler.tiers:
+            tiers.close(KEEPING_S)
 
     def check(self) -> None:
         """Raises AssertionError unless the block pool agrees with every sequence's table."""
-        self._pool.check(self._scheduler.tables())
-        if self._tiers is not None:
-            self._tiers.check()
+        self._scheduler.check()

@@ -13,7 +13,8 @@ from collections import deque
 
 from engine.core.request import PrefillJob, SequenceState
 from engine.core.step import Row
-from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
+from engine.kv_cache.state_checkpoints import StateCheckpoints
 
 IDLE_S = 0.2  # a program that sends its next request at once never meets a chunk; a person takes longer
 CHUNK_S = 0.02  # of a chunk of more than MIN_TOKENS
@@ -24,54 +25,64 @@ MAX_PREFIXES = 32  # that wait; the oldest is dropped for one more
 class PrefixWarmer:
     """Warms the prefixes of one core."""
 
-    def __init__(self, pool: BlockPool, block_size: int, max_tokens: int) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, max_tokens: int, states: StateCheckpoints | None = None
+    ) -> None:
         """`max_tokens`: of a chunk."""
+        self._states = states
         self._pool = pool
         self._size = block_size
         self._max_tokens = max_tokens
         self._chunk = min(MIN_TOKENS, max_tokens)
-        self._prefixes: deque[SequenceState] = deque()
+        self.prefixes: deque[SequenceState] = deque()  # in order of arrival
         self._idle_since = 0.0
 
     def add(self, seq: SequenceState) -> None:
         """Queues the whole blocks of a sequence that has tokens and no K/V."""
         whole = len(seq) - len(seq) % self._size
         seq.truncate(whole, self._size)
-        if len(self._prefixes) >= MAX_PREFIXES:
-            self._drop(self._prefixes[0])
+        if len(self.prefixes) >= MAX_PREFIXES:
+            self._drop(self.prefixes[0])
         if whole:
             seq.job = PrefillJob()
-            self._prefixes.append(seq)
+            self.prefixes.append(seq)
 
     @property
     def starts_at(self) -> float | None:
         """Returns the time from which a chunk may run, if nothing else does; None where no prefix waits."""
-        return self._idle_since + IDLE_S if self._prefixes else None
-
-    def tables(self) -> list[list[int]]:
-        return [seq.table for seq in self._prefixes]
+        return self._idle_since + IDLE_S if self.prefixes else None
 
     def pause(self, now: float) -> None:
         """Releases all blocks: a sequence has work, or had until now. No step may be in flight."""
         self._idle_since = now
-        if self._prefixes and self._prefixes[0].table:
-            self._pool.release(self._prefixes[0].drop_kv())
+        if self.prefixes and self.prefixes[0].table:
+            self._release(self.prefixes[0])
 
     def drop_prefixes_of(self, seq: SequenceState) -> None:
         """Drops the prefixes that a sequence goes on from: it reads them itself."""
-        for prefix in list(self._prefixes):
+        for prefix in list(self.prefixes):
             last = len(prefix) // self._size - 1
             if len(seq) >= len(prefix) and seq.digest(last, self._size) == prefix.digest(last, self._size):
                 self._drop(prefix)
 
     def row(self) -> Row | None:
         """Returns the next chunk with its blocks allocated; None, and no prefix is left, where there is none."""
-        while self._prefixes:
-            seq = self._prefixes[0]
+        while self.prefixes:
+            seq = self.prefixes[0]
             self._take_cached(seq)
-            end = self._allocate(seq, min(len(seq), seq.kv_len + self._chunk))
-            if end > seq.kv_len:
-                return Row(seq, seq.kv_len, end - seq.kv_len, logits_from=len(seq))
+            if self._states is not None:
+                self._states.seek(seq, seq.kv_len)
+            start = seq.cursor
+            end = self._allocate(seq, min(len(seq), start + self._chunk))
+            copy = None
+            if self._states is not None and end > start:
+                end = min(end, self._states.stop(seq))
+                try:
+                    copy = self._states.make_writable(seq, spare=True)
+                except OutOfBlocks:
+                    end = start
+            if end > start:
+                return Row(seq, start, end - start, logits_from=len(seq), state=seq.state, state_copy=copy)
             self._drop(seq)  # all of it is cached, or the memory is short
         return None
 
@@ -80,7 +91,9 @@ class PrefixWarmer:
         seq, size = row.seq, self._size
         for index in range(seq.kv_len // size, row.end // size):
             self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority, warmed=True)
-        seq.cursor = seq.kv_len = row.end
+        seq.cursor, seq.kv_len = row.end, max(seq.kv_len, row.end)
+        if self._states is not None:
+            self._states.advance(seq, row.end, decodes=False)
         if row.end == len(seq):
             self._drop(seq)
 
@@ -117,5 +130,10 @@ class PrefixWarmer:
         return min(end, seq.writable)
 
     def _drop(self, seq: SequenceState) -> None:
+        self._release(seq)
+        self.prefixes.remove(seq)
+
+    def _release(self, seq: SequenceState) -> None:
         self._pool.release(seq.drop_kv())
-        self._prefixes.remove(seq)
+        if self._states is not None:
+            self._states.release(seq)

@@ -166,6 +166,10 @@ class SequenceState:
     writable: int = 0  # the table's blocks from K/V's end to this position are shared with no other sequence
     kv_len: int = 0
     cursor: int = 0
+    state: int = 0  # the slot of recurrent state that stands for the first `state_len` tokens; 0: of none
+    state_len: int = 0
+    branch: int = 0  # where the job's cached K/V ended, in whole blocks: a checkpoint is due there
+    rolling: bytes = b""  # the newest checkpoint that the current job's decodes have made
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, computed as needed
 
     job: Job | None = None
@@ -278,6 +282,8 @@ class SequenceState:
             table=self.table.copy(),
             kv_len=self.kv_len,
             cursor=self.kv_len,
+            state=self.state,
+            state_len=self.state_len,
             digests=self.digests.copy(),
             preempted_at=self.preempted_at,
             tail=self.tail,

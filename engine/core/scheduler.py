@@ -12,44 +12,42 @@ is no swap. When nothing runs at all, prefixes that are likely to be asked for a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.core.policies import policy_of
 from engine.core.prefix_warming import PrefixWarmer
 from engine.core.request import PrefillJob, SequenceState
+from engine.core.scheduler_stats import SchedulerStats
 from engine.core.step import Row, Step
-from engine.kv_cache.allocation import KVPins, allocate, load_blocks, reclaim_victim
+from engine.kv_cache.allocation import (
+    KVPins,
+    allocate,
+    blocks_of,
+    load_blocks,
+    match_prefix,
+    reclaim_victim,
+    tail_of,
+)
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.offload import OffloadTiers
+from engine.kv_cache.state_checkpoints import StateCheckpoints
 
 MAX_LOGITS = 512  # rows of logits in a step, unless it has more sequences: each takes a vocabulary of memory
 MAX_STEPS_AHEAD = 16  # steps scheduled ahead in a row while sequences wait: none could be admitted before
 MAX_FETCHES = 8  # times that a job waits for loads, before it recomputes missing blocks
 
 
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters of the scheduler since start."""
-
-    preemptions: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    recomputed_tokens: int = 0
-    prompt_tokens: int = 0
-    resumed: int = 0
-    resumed_late: int = 0
-    resumed_tokens: int = 0
-    resumed_reused_tokens: int = 0
-    warmed_tokens: int = 0
-    warmed_hit_tokens: int = 0
-
-
 class Scheduler:
-    """Turns sequences with jobs into steps, and keeps their block tables. `tiers`: the offload tiers below the pool."""
+    """Turns sequences with jobs into steps, and keeps their block tables. `tiers`: the offload tiers below the pool,
+    `states`: of a model with recurrent layers."""
 
     def __init__(
-        self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float], tiers: OffloadTiers | None = None
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        clock: Callable[[], float],
+        tiers: OffloadTiers | None = None,
+        states: StateCheckpoints | None = None,
     ) -> None:
         self._config = config
         self._policy = policy_of(config)
@@ -57,15 +55,18 @@ class Scheduler:
         self._pool = pool
         self._clock = clock
         self._tiers = tiers
+        self._states = states
+        self.tiers = [each for each in (tiers, None if states is None else states.tiers) if each is not None]
+        self._max_running = config.max_running if states is None else min(config.max_running, states.pool.total)
         self._pins = KVPins()
         self._tails: list[tuple[int, BlockContent]] = []  # partial blocks that were dropped in this step
-        self._stalled = False  # nothing can run before a block is loaded
+        self.stalled = False  # nothing can run before a block is loaded
         self._logits = MAX_LOGITS  # left for this step
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = SchedulerStats()
-        self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens)
+        self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
         self._soon = False  # a waiting sequence may be admitted in the next step
@@ -83,11 +84,12 @@ class Scheduler:
             self._pins.waited(seq.waiting_for, seq.queued_at - seq.pinned_at)
         seq.admitted = False
         seq.fetches = 0
-        seq.own_tokens = seq.kv_len
+        seq.rolling = b""
         self._warmer.drop_prefixes_of(seq)
         self._rewind(seq)
+        seq.own_tokens = seq.kv_len if self._states is None else seq.state_len
         self.waiting[seq.id] = seq
-        self._stalled = False
+        self.stalled = False
 
     def warm(self, seq: SequenceState) -> None:
         """Queues a prefix that is read into the prefix cache when nothing else runs."""
@@ -130,7 +132,7 @@ class Scheduler:
             self.idle.pop(seq.id, None)
             self._rewind(seq)
             self.waiting[seq.id] = seq
-            self._stalled = False
+            self.stalled = False
 
     def resample(self, seq: SequenceState) -> None:
         """Rewinds the sequence so that the logits of its last token are computed again."""
@@ -141,19 +143,21 @@ class Scheduler:
         self._forget(seq)
         self.idle.pop(seq.id, None)
         self._pool.release(seq.drop_kv())
+        if self._states is not None:
+            self._states.release(seq)
 
     def keep(self, seq: SequenceState) -> None:
         """Writes the sequence's K/V to the disk, where there is one. No step may be in flight."""
         if self._tiers is not None:
-            full, part = divmod(seq.kv_len, self._size)
-            digests = [seq.digest(index, self._size) for index in range(full)]
-            if part:
-                digests.append(seq.partial_digest(seq.kv_len, self._size))
-            self._tiers.keep(zip(seq.table, digests, strict=False), seq.root, seq.priority)
+            self._tiers.keep(blocks_of(seq, self._size), seq.root, seq.priority)
+        if self._states is not None:
+            self._states.keep(seq)
 
     def truncate(self, seq: SequenceState, length: int) -> None:
         self._pool.release(seq.truncate(length, self._size))
-        self._stalled = False
+        if self._states is not None:
+            self._states.truncate(seq)
+        self.stalled = False
 
     def fork(self, seq: SequenceState, child_id: int, arrival: int) -> SequenceState:
         """Forks a child that shares all of the parent's blocks (copy-on-write). No step may be in flight."""
@@ -161,6 +165,8 @@ class Scheduler:
         child = seq.fork(child_id, arrival)
         for block in child.table:
             self._pool.acquire(block)
+        if self._states is not None:
+            self._states.share(child)
         if child.table:
             child.used_at = self._clock()
             self.idle[child_id] = child
@@ -169,35 +175,41 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Returns whether a step would do something. A finished load changes this by `take_loaded`."""
-        if self._stalled:
+        if self.stalled:
             return False
         if self.running or self.waiting:
             return bool(self.running) or any(not self._waits(seq) for seq in self.waiting.values())
         return (at := self._warmer.starts_at) is not None and self._clock() >= at
 
     @property
-    def stalled(self) -> bool:
-        """Returns whether nothing can run before blocks are loaded."""
-        return self._stalled
-
-    @property
     def loading(self) -> bool:
         """Returns whether a sequence waits for blocks from a tier."""
-        return self._tiers is not None and bool(self._tiers.blocks)
+        return any(tiers.blocks for tiers in self.tiers)
 
     def take_loaded(self) -> None:
         """Takes in the tiers' results: sequences that wait for a loaded block take it, before others can."""
-        served = None if self._tiers is None else self._tiers.collect()
-        if served is not None:
-            self._stalled = False
-            for id in served & self.waiting.keys():
-                self._match(self.waiting[id])
+        for served in [tiers.collect() for tiers in self.tiers]:
+            if served is not None:
+                self.stalled = False
+                for id in served & self.waiting.keys():
+                    self._match(self.waiting[id])
 
-    def tables(self) -> list[list[int]]:
-        """Lists the block tables of every sequence known here, and blocks being loaded, for `BlockPool.check`."""
-        tables = [s.table for group in (self.waiting, self.running, self.idle) for s in group.values()]
-        tables += self._warmer.tables()
-        return tables if self._tiers is None else [*tables, self._tiers.blocks]
+    def save(self, step: Step) -> None:
+        """Copies what the step overwrites to the tiers, before it runs."""
+        if self._tiers is not None and step.saves:
+            self._tiers.save(step.saves)
+        if self._states is not None:
+            self._states.save(step.state_saves)
+
+    def check(self) -> None:
+        """Raises AssertionError unless the pools and the tiers agree with every sequence known here."""
+        known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self._warmer.prefixes]
+        tables = [seq.table for seq in known]
+        self._pool.check(tables if self._tiers is None else [*tables, self._tiers.blocks])
+        if self._tiers is not None:
+            self._tiers.check()
+        if self._states is not None:
+            self._states.check(known)
 
     def fits(self, tokens: int) -> bool:
         """Returns whether a sequence of this many tokens fits alone in the pool."""
@@ -235,8 +247,8 @@ class Scheduler:
         None, and nothing has changed, where that cannot be decided: the next step depends on the tokens, other
         sequences may run too, or blocks are short.
         """
-        if self.waiting and (self._soon or self._steps_ahead >= MAX_STEPS_AHEAD):
-            return None
+        if self._states is not None or (self.waiting and (self._soon or self._steps_ahead >= MAX_STEPS_AHEAD)):
+            return None  # a row that is discarded would have advanced a state
         running = [(at, row.seq, row.seq.job) for at, row in enumerate(step.rows) if row.seq.job is not None]
         if len(running) != len(self.running):
             return None
@@ -254,9 +266,8 @@ class Scheduler:
         self._steps_ahead += 1
         rows: list[Row] = []
         for at, seq in following:
-            length = len(seq)
-            copy = allocate(seq, length + 1, self._pool, self._size)
-            rows.append(Row(seq, length, 1, length, copy, sampled_at=at))
+            copy = allocate(seq, len(seq) + 1, self._pool, self._size)
+            rows.append(Row(seq, len(seq), 1, len(seq), copy, sampled_at=at))
             self._policy.charged(seq, 1)
         return self._step(rows)
 
@@ -276,7 +287,7 @@ class Scheduler:
         size, publishes = self._size, self._config.prefix_cache
         for row in step.rows:
             seq = row.seq
-            if seq.job is None:
+            if seq.job is None and (not row.state or seq.state != row.state):
                 continue
             if isinstance(seq.job, PrefillJob):
                 self.counters.warmed_tokens += row.count
@@ -286,17 +297,14 @@ class Scheduler:
             seq.cursor = end
             if end > old:
                 seq.kv_len = end
-            if row.count == 1 and row.start >= seq.preempted_at:  # a decode, as most are
-                self.counters.prompt_tokens += not seq.generated[row.start]
-            else:
-                recomputed = max(0, min(end, seq.preempted_at) - row.start)
-                self.counters.recomputed_tokens += recomputed
-                self.counters.prompt_tokens += seq.generated.count(0, row.start + recomputed, end)
+            self.counters.computed(row)
             if publishes and end // size > old // size:
                 for index in range(old // size, end // size):
                     self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)
-        if self._tiers is not None:
-            self._tiers.ran()
+            if self._states is not None:
+                self._states.advance(seq, end, decodes=row.count == 1 and end == len(seq))
+        for tiers in self.tiers:
+            tiers.ran()
 
     # -- parts
 
@@ -305,7 +313,9 @@ class Scheduler:
         if self._tiers is not None:
             step.saves = self._tiers.saves(self._tails)
             self._tails.clear()
-            self._stalled = not rows and bool(self._tiers.blocks)
+        if self._states is not None:
+            step.state_saves = self._states.saves()
+        self.stalled = not rows and self.loading
         return step
 
     def _schedule_row(self, seq: SequenceState, max_tokens: int, rows: dict[int, Row]) -> int:
@@ -315,8 +325,10 @@ class Scheduler:
         length, cursor = len(seq.tokens), seq.cursor
         assert seq.job is not None
         logits_from = seq.job.logits_from(length)
-        if before is None and length - cursor == 1 and length <= seq.writable and max_tokens > 0:  # most are decodes
-            rows[seq.id] = Row(seq, cursor, 1, logits_from)
+        states = self._states
+        writable = length <= seq.writable and (states is None or states.is_writable(seq))
+        if before is None and length - cursor == 1 and writable and max_tokens > 0:  # most are decodes
+            rows[seq.id] = Row(seq, cursor, 1, logits_from, state=seq.state)
             self._logits -= 1
             self._policy.charged(seq, 1)
             return -1
@@ -324,13 +336,17 @@ class Scheduler:
         self._logits += 0 if before is None else before.logits
         silent = max(0, logits_from - cursor)
         count = min(length - cursor, had + max_tokens, silent + max(1, self._logits))
-        freed = 0
+        if states is not None:
+            count = min(count, states.stop(seq) - cursor)
+        freed, state_copy = 0, None
         while True:
             try:
+                if states is not None:
+                    state_copy = states.make_writable(seq, [*self.idle.values(), *self.waiting.values()]) or state_copy
                 copy = allocate(seq, cursor + count, self._pool, self._size)
                 break
             except OutOfBlocks:
-                if self._reclaim(seq):
+                if (states is None or states.is_writable(seq)) and self._reclaim(seq):
                     continue
                 victim = self._policy.victim(self._preemptible(), self._now)
                 freed += self._preempt_row(victim, rows)
@@ -338,7 +354,9 @@ class Scheduler:
                     return freed
         if copy is None and before is not None:
             copy = before.copy
-        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copy)
+        if state_copy is None and before is not None:
+            state_copy = before.state_copy
+        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copy, state=seq.state, state_copy=state_copy)
         self._logits -= row.logits
         if length - cursor > 1:
             self._mark_pending(seq)
@@ -348,7 +366,7 @@ class Scheduler:
     def _admit(self, seq: SequenceState, rows: dict[int, Row]) -> int:
         """Admits a waiting sequence, if it fits or the policy preempts another. Returns the tokens given back."""
         freed = 0
-        while len(self.running) >= self._config.max_running:
+        while len(self.running) >= self._max_running:
             victim = self._policy.victim_for(self.running.values(), seq, self._now)
             if victim is None:
                 self._full = not self._policy.preempts  # else another sequence may be admitted
@@ -368,7 +386,7 @@ class Scheduler:
             return freed  # others run meanwhile
         del self.waiting[seq.id]
         self.running[seq.id] = seq
-        self._count_admission(seq)
+        self.counters.admitted(seq, seq.kv_len if self._states is None else seq.cursor)
         return freed
 
     def _preempt_row(self, seq: SequenceState, rows: dict[int, Row]) -> int:
@@ -397,55 +415,39 @@ class Scheduler:
     def _match(self, seq: SequenceState) -> bool:
         """Takes over the cached blocks that continue this sequence's K/V (prefix caching); True when it should wait for
         a duplicate prefill."""
-        if not self._config.prefix_cache or seq.kv_len != len(seq.table) * self._size:
-            return False
         waits = False
-        for index in range(len(seq.table), len(seq) // self._size):
-            digest = seq.digest(index, self._size)
-            block = self._pool.find(digest)
-            if block is None:
-                waits = self._pool.is_pending(digest)
-                break
-            self.counters.warmed_hit_tokens += self._size * self._pool.reuse(block, seq.priority)
-            seq.table.append(block)
-            seq.kv_len += self._size
-        if seq.tail // self._size == len(seq.table) and seq.tail > seq.kv_len:
-            block = self._pool.find(seq.partial_digest(seq.tail, self._size))
-            if block is not None:
-                self._pool.reuse(block, seq.priority)
-                seq.table.append(block)
-                seq.kv_len = seq.tail
+        if self._config.prefix_cache and seq.kv_len == len(seq.table) * self._size:
+            waits, warmed = match_prefix(seq, self._size, self._pool)
+            self.counters.warmed_hit_tokens += warmed
         self._rewind(seq)
         return waits
 
     def _waits(self, seq: SequenceState) -> bool:
-        return self._tiers is not None and self._tiers.is_waiting(seq.id)
+        return any(tiers.is_waiting(seq.id) for tiers in self.tiers)
 
     def _load_blocks(self, seq: SequenceState) -> bool:
         """Starts loading blocks that continue this sequence's K/V, where that is faster than recomputing; True when it
         should wait for them."""
-        if self._tiers is None or seq.fetches >= MAX_FETCHES or seq.kv_len != len(seq.table) * self._size:
+        if self._tiers is None or seq.fetches >= MAX_FETCHES:
             return False
-        return load_blocks(seq, self._size, self._pool, self._tiers, self._policy.token_s)
+        states, token_s = self._states, self._policy.token_s
+        end = None if states is None else states.reach(seq)
+        whole = seq.kv_len == len(seq.table) * self._size
+        if whole and load_blocks(seq, self._size, self._pool, self._tiers, token_s, end):
+            return True
+        return states is not None and states.load(seq, self._rewound(seq), len(self.running), token_s)
+
+    def _rewound(self, seq: SequenceState) -> int:
+        """Returns the position of the job's next logits, or K/V's end if that is earlier."""
+        assert seq.job is not None
+        return min(seq.kv_len, seq.job.logits_from(len(seq)))
 
     def _rewind(self, seq: SequenceState) -> None:
-        """Moves the cursor to the job's next logits, or to K/V's end if that is earlier."""
-        assert seq.job is not None
-        seq.cursor = min(seq.kv_len, seq.job.logits_from(len(seq)))
-
-    def _count_admission(self, seq: SequenceState) -> None:
-        if seq.admitted:
-            return
-        seq.admitted = True
-        seq.cached_tokens = seq.cursor
-        if seq.pinned_at is not None:
-            self.counters.resumed += 1
-            self.counters.resumed_late += seq.queued_at > seq.pinned_until
-            self.counters.resumed_tokens += seq.pinned_tokens
-            self.counters.resumed_reused_tokens += min(seq.kv_len, seq.pinned_tokens)
-            seq.pinned_at, seq.pinned_until = None, 0.0
-        self.counters.prefix_query_tokens += len(seq) - seq.own_tokens
-        self.counters.prefix_hit_tokens += max(0, seq.cursor - seq.own_tokens)
+        """Moves the cursor to the job's next logits, to K/V's end or, of recurrent layers, to a known state if one of
+        these is earlier."""
+        seq.cursor = self._rewound(seq)
+        if self._states is not None:
+            self._states.seek(seq, seq.cursor)
 
     def _mark_pending(self, seq: SequenceState) -> None:
         if self._config.prefix_cache:
@@ -480,10 +482,10 @@ class Scheduler:
         unless it was to be copied in this step and so holds nothing yet."""
         seq.tail = seq.tail if seq.tail > seq.kv_len else 0
         if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying):
-            seq.tail = seq.kv_len
-            content = BlockContent(seq.partial_digest(seq.tail, self._size), seq.root, seq.priority)
-            self._tails.append((seq.table[seq.kv_len // self._size], content))
+            self._tails.append(tail_of(seq, self._size))
         self._pool.release(seq.drop_kv())
+        if self._states is not None:
+            self._states.release(seq)
 
     def _trim(self, seq: SequenceState) -> None:
         """Releases the block allocated for a token that did not come: cached blocks may follow there."""
@@ -492,7 +494,7 @@ class Scheduler:
     def _forget(self, seq: SequenceState) -> None:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
-        self._stalled, self._soon = False, True
+        self.stalled, self._soon = False, True
         self._warmer.pause(self._clock())
-        if self._tiers is not None:
-            self._tiers.forget(seq.id)
+        for tiers in self.tiers:
+            tiers.forget(seq.id)

@@ -14,8 +14,8 @@ class Row:
     """`count` tokens of a sequence from position `start` on, in one step.
 
     Logits are needed from position `logits_from` (it may lie past the row). `copy`: a block copy that must precede.
-    With
-    `sampled_at` its one token is the sample of that row in the step before, still unknown to the host.
+    With `sampled_at` its one token is the sample of that row in the step before, still unknown to the host. `state` is
+    the slot of recurrent state that the row advances, and `state_copy` a copy of slots that must precede.
     """
 
     seq: SequenceState
@@ -24,6 +24,8 @@ class Row:
     logits_from: int
     copy: tuple[int, int] | None = None
     sampled_at: int | None = None
+    state: int = 0
+    state_copy: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:
@@ -37,11 +39,13 @@ class Row:
 
 @dataclass(slots=True)
 class Step:
-    """Rows of one forward pass. `saves`: (block, row of host memory) pairs to copy before anything is written.
+    """Rows of one forward pass. `saves`: (block, row of host memory) pairs to copy before anything is written, and
+    `state_saves` those of recurrent states.
     `sampled` (rows,): the tokens that the step before samples, on the device, where rows of this one begin with them.
     """
 
     rows: list[Row] = field(default_factory=list)
     tokens: int = 0
     saves: list[tuple[int, int]] = field(default_factory=list)
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
     sampled: Tensor | None = None

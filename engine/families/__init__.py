@@ -14,7 +14,6 @@ from engine.families import (
     gemma3,
     glm4,
     granite,
-    lfm2,
     llama,
     ministral3,
     mistral,
@@ -26,6 +25,7 @@ from engine.families import (
     smollm3,
 )
 from engine.families.family import Family
+from engine.families.hybrids import granite_hybrid, lfm2, qwen3_next
 from engine.model.loader import Json
 
 FAMILIES = (
@@ -35,6 +35,8 @@ FAMILIES = (
     *mixtures.FAMILIES,
     *deepseek.FAMILIES,
     glm4.MIXED,
+    *qwen3_next.FAMILIES,
+    granite_hybrid.FAMILY,
     *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

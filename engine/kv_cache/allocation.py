@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 
 from engine.core.request import SequenceState
-from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
+from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.eviction import Tier
 from engine.kv_cache.offload import OffloadTiers
 
@@ -43,6 +43,43 @@ def allocate(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[
         seq.table.extend(pool.allocate() for _ in range(missing))
     seq.writable = len(seq.table) * size
     return copy
+
+
+def match_prefix(seq: SequenceState, size: int, pool: BlockPool) -> tuple[bool, int]:
+    """Takes over the cached blocks that continue a sequence's K/V, which ends with a block. Returns whether it should
+    wait for a duplicate prefill, and the tokens that were warmed and are found for the first time."""
+    waits, warmed = False, 0
+    for index in range(len(seq.table), len(seq) // size):
+        digest = seq.digest(index, size)
+        block = pool.find(digest)
+        if block is None:
+            waits = pool.is_pending(digest)
+            break
+        warmed += size * pool.reuse(block, seq.priority)
+        seq.table.append(block)
+        seq.kv_len += size
+    if seq.tail // size == len(seq.table) and seq.tail > seq.kv_len:
+        block = pool.find(seq.partial_digest(seq.tail, size))
+        if block is not None:
+            pool.reuse(block, seq.priority)
+            seq.table.append(block)
+            seq.kv_len = seq.tail
+    return waits, warmed
+
+
+def blocks_of(seq: SequenceState, size: int) -> list[tuple[int, bytes]]:
+    """Lists the blocks of a sequence's K/V with their digests, the last one's of the part that is full."""
+    full, part = divmod(seq.kv_len, size)
+    digests = [seq.digest(index, size) for index in range(full)]
+    if part:
+        digests.append(seq.partial_digest(seq.kv_len, size))
+    return list(zip(seq.table, digests, strict=False))
+
+
+def tail_of(seq: SequenceState, size: int) -> tuple[int, BlockContent]:
+    """Returns the last block of K/V that ends inside it, as the sequence drops it: that may be found in a tier."""
+    seq.tail = seq.kv_len
+    return seq.table[seq.kv_len // size], BlockContent(seq.partial_digest(seq.tail, size), seq.root, seq.priority)
 
 
 PINNED_SHARE = 0.5  # of the pool, that pinned sequences keep while others that wait could use it
@@ -123,23 +160,27 @@ class KVPins:
 UNKNOWN_TOKEN_S = 1.0  # seconds of a token while nothing is known: blocks are loaded then
 
 
-def load_blocks(seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTiers, token_s: float | None) -> bool:
-    """Starts loading the blocks of `size` tokens that continue a sequence's K/V; True when the sequence should wait for
-    them.
+def load_blocks(
+    seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTiers, token_s: float | None, end: int | None = None
+) -> bool:
+    """Starts loading the blocks of `size` tokens that continue a sequence's K/V, up to position `end`; True when the
+    sequence should wait for them.
 
     They must follow each other, so the number that saves the most time in all is loaded. `token_s`: seconds of
     computing a token, if known.
     """
+    token_s = UNKNOWN_TOKEN_S if token_s is None else token_s
     found = _offloaded(seq, size, tiers)
     seq.fetches += 1
     following = len(seq.table) + len(found)
     if following < len(seq) // size and pool.was_evicted(seq.digest(following, size)):
         return True  # a block is being offloaded: after this step it can be loaded
+    if end is not None:
+        del found[max(0, end // size - len(seq.table)) :]
     best = saved = 0.0
     count = 0
     for at, (_, tokens, tier) in enumerate(found[: pool.available], 1):
-        computing = tokens * (UNKNOWN_TOKEN_S if token_s is None else token_s)
-        saved += computing - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
+        saved += tokens * token_s - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
         if saved > best:
             best, count = saved, at
     for _, _, tier in found[count:]:

@@ -165,6 +165,18 @@ class BlockPool:
             if self._share < 1:
                 self._owned[root] = self._owned.get(root, 0) + 1
 
+    def is_published(self, block: int) -> bool:
+        return self._content[block] is not None
+
+    def discard(self, digest: bytes) -> None:
+        """Empties a block of this content that has no reference and was never found."""
+        block = self._index.get(digest)
+        content = None if block is None else self._content[block]
+        if block is not None and content is not None and not (self._references[block] or content.reused):
+            self._cached.take(digest)
+            self._forget(block)
+            self._empty.append(block)
+
     def make_private(self, block: int) -> None:
         """Makes the block unfindable before its only holder writes to it."""
         self._forget(block)

@@ -10,6 +10,7 @@ full blocks stay cached and are offloaded when evicted.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockContent, BlockPool
+from engine.kv_cache.block_tensors import BlockTensors
 from engine.kv_cache.disk_tier import DiskTier, is_full
 from engine.kv_cache.eviction import EvictionOrder, Tier, TransferRates
 from engine.kv_cache.host_tier import HostRow, HostTier
@@ -40,7 +42,6 @@ from engine.kv_cache.transfers import (
     load,
     write,
 )
-from engine.model.batch import KVCache
 from engine.model.numerics import Numerics
 from engine.outputs import TierStats
 
@@ -441,12 +442,14 @@ def build_offload(
     model: bytes,
     numerics: Numerics,
     pool: BlockPool,
-    kv: KVCache | QuantizedCache,
+    kv: BlockTensors | QuantizedCache,
     store: BlockStore,
     device: torch.device,
+    *,
+    share: float = 1.0,
 ) -> OffloadTiers | None:
     """Builds the tiers that `config` asks for, with the blocks that an earlier engine left on the disk; None: none.
-    `model` is the fingerprint of the model's files.
+    `model` is the fingerprint of the model's files. `share`: fraction of the tiers' bytes for this pool.
 
     Raises:
         InvalidParameter: a tier is too small for one block, or the directory cannot be used.
@@ -454,12 +457,13 @@ def build_offload(
     if not config.kv_host_bytes and not config.kv_disk_bytes:
         return None
     nbytes = kv.block_nbytes
-    files = config.kv_disk_bytes // (HEADER_BYTES + nbytes)
-    rows = config.kv_host_bytes // nbytes if config.kv_host_bytes else _staged(nbytes)
+    files = int(share * config.kv_disk_bytes) // (HEADER_BYTES + nbytes)
+    rows = int(share * config.kv_host_bytes) // nbytes if config.kv_host_bytes else _staged(nbytes)
     for name, count in (("kv_host_bytes", rows), ("kv_disk_bytes", files)):
         value = getattr(config, name)
         if value and not count:
-            message = f"{name} is {value}; accepted: 0, or at least {HEADER_BYTES + nbytes}, one block of this model."
+            smallest = math.ceil((HEADER_BYTES + nbytes) / share)
+            message = f"{name} is {value}; accepted: 0, or at least {smallest}, one block of this model."
             raise InvalidParameter(name, message)
     disk = None
     if files and config.kv_dir is not None:

@@ -130,6 +130,7 @@ class QuantizedLayer:
 class QuantizedCache:
     """`KVCache` quantized to 8 or 4 bits. `like` has the shape of a layer and the dtype of the computation."""
 
+    states = None  # of recurrent layers: see KVCache
     in_place = False
 
     def __init__(

@@ -7,7 +7,6 @@ changes since the last step are written. Knows rows and their sequences' tables;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.step import Row, Step
-from engine.kernels import blocks as kernels
 from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
+from engine.kv_cache.block_tensors import BlockTensors
 from engine.model.model_spec import ModelSpec
+from engine.model.recurrent.states import RecurrentStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,19 @@ class Batch:
     block_tables: Tensor
     logits_at: Tensor
     in_place: bool = True  # whether adjacent keys may be read in place, which is faster
+    states: tuple[int, ...] = ()  # each row's slot of `RecurrentStates`, which its tokens advance
+    within: slice | None = None  # the tokens that advance states, where others pad a lone row
 
 
-class KVCache:
+class KVCache(BlockTensors):
     """Paged keys and values of all layers in one tensor: (layers, 2, blocks, block_size, kv_heads, head_dim).
 
     With `latent` a token has one row in place of both, (layers, 1, blocks, block_size, 1, head_dim).
 
     Of a short convolution's layer, a token's place holds what later tokens mix in, in two halves of `conv_width` / 2:
     (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated
-    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would.
+    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. Recurrent
+    layers have no part of a block: their `states` have slots of their own.
     """
 
     in_place = True  # attention may read blocks in place
@@ -69,96 +72,61 @@ class KVCache:
         conv_layers: tuple[int, ...] = (),
         conv_width: int = 0,
         latent: bool = False,
+        recurrent_layers: tuple[int, ...] = (),
+        states: RecurrentStates | None = None,
     ) -> None:
         self.block_size = block_size
         self._conv_layers, self._layers = conv_layers, layers
-        attending = layers - len(conv_layers)
+        self._recurrent_layers, self.states = recurrent_layers, states
+        attending = layers - len(conv_layers) - len(recurrent_layers)
         self.data = zeros(attending, 2 - latent, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
-        self._tensors = [self.data]
+        tensors = [self.data]
         if conv_layers:
             shape = (len(conv_layers), 2, blocks, block_size, 1, conv_width // 2)
-            self._tensors.append(zeros(*shape, dtype=dtype, device=device))
+            tensors.append(zeros(*shape, dtype=dtype, device=device))
+        super().__init__(tensors)
 
     @classmethod
     def of(
-        cls, spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device | str
+        cls,
+        spec: ModelSpec,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        slots: int = 1,
     ) -> KVCache:
-        """Returns the cache of a model; its first block is the null block."""
+        """Returns the cache of a model; its first block is the null block, and the first of its `slots` of recurrent
+        states the state of no tokens."""
         shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
         return cls(
-            *shape, dtype, device,
-            conv_layers=spec.conv_layers, conv_width=spec.hidden_size, latent=spec.latent is not None,
-        )  # fmt: skip
+            *shape,
+            dtype,
+            device,
+            conv_layers=spec.conv_layers,
+            conv_width=spec.hidden_size,
+            latent=spec.latent is not None,
+            recurrent_layers=spec.recurrent_layers,
+            states=RecurrentStates(spec, slots, dtype, device) if spec.recurrent_layers else None,
+        )
 
     @property
     def like(self) -> Tensor:
         """Returns a tensor of the shape of an attending layer and the dtype of the computation, of any values."""
         return self.data[0] if len(self.data) else self.data.new_empty(self.data.shape[1:])
 
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
-
-    @property
-    def block_shape(self) -> tuple[object, ...]:
-        """Returns the layout of `read_block`'s rows."""
-        shapes = [part[:, :, 0].shape for part in self._tensors]
-        return (self.data.dtype, *shapes[0], *(size for shape in shapes[1:] for size in shape))
-
     def layers(self) -> list[Tensor]:
         """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values; (1, ...) of latents. A
-        convolution's has one head of half of its width."""
+        convolution's has one head of half of its width. Recurrent layers are left out: see `states`."""
         parts = [iter(part.unbind(0)) for part in self._tensors]
-        return [next(parts[index in self._conv_layers]) for index in range(self._layers)]
+        with_blocks = (index for index in range(self._layers) if index not in self._recurrent_layers)
+        return [next(parts[index in self._conv_layers]) for index in with_blocks]
 
     @cached_property
     def addresses(self) -> list[int]:
         """Returns where each layer's keys begin."""
         return [layer.data_ptr() for layer in self.layers()]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Returns all tensors that blocks are made of, in the order of `read_block`'s rows; each (layers, 2 or 1,
-        blocks, ...)."""
-        return self._tensors
-
-    @property
-    def block_nbytes(self) -> int:
-        """Returns the bytes of one block in all layers: of `read_block`'s row."""
-        return sum(part[:, :, 0].nbytes for part in self._tensors)
-
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole blocks (source, destination) in every layer, as if all were read before any is written."""
-        if self.data.is_cuda:
-            kernels.copy_blocks(self.tensors, pairs)
-        elif len(pairs) == 1:
-            ((source, destination),) = pairs
-            for part in self._tensors:
-                part[:, :, destination].copy_(part[:, :, source])
-        elif pairs:
-            sources, destinations = (list(each) for each in zip(*pairs, strict=True))
-            for part in self._tensors:
-                part[:, :, destinations] = part[:, :, sources]
-
-    def read_block(self, block: int, row: Tensor) -> None:
-        """Copies a block's keys and values to a row of `block_nbytes` bytes on the CPU, without waiting where that is
-        page-locked memory and the cache is on a GPU.
-        """
-        for whole, kept in self._parts(block, row):
-            kept.copy_(whole, non_blocking=True)
-
-    def write_block(self, block: int, row: Tensor) -> None:
-        """Copies a row that `read_block` filled to a block."""
-        for whole, kept in self._parts(block, row):
-            whole.copy_(kept)
-
-    def _parts(self, block: int, row: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields a block in each tensor with its share of a row of bytes."""
-        at = 0
-        for part in self._tensors:
-            whole = part[:, :, block]
-            yield whole, row[at : at + whole.nbytes].view(part.dtype).view(whole.shape)
-            at += whole.nbytes
 
 
 Ints = NDArray[np.int64]
@@ -203,6 +171,7 @@ class Batching:
             context_lens=tuple(laid.contexts),
             block_tables=self._tensor(laid.tables),
             logits_at=self._tensor(laid.wanted),
+            states=tuple(row.state for row in step.rows),
         )
 
     def lay(self, step: Step) -> BatchLayout:

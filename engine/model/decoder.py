@@ -8,7 +8,7 @@ so the layer below is written for few calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.recurrent.states import RecurrentPlan
 from engine.model.rope import Rotation, rotate_
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
@@ -72,8 +73,10 @@ class Decoder:
         self._activation = ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch = Scratch()
-        attending = (window for index, window in enumerate(spec.windows) if index not in spec.conv_layers)
+        others = {*spec.conv_layers, *spec.recurrent_layers}
+        attending = (window for index, window in enumerate(spec.windows) if index not in others)
         self._windows = tuple(dict.fromkeys(attending))
+        self._stepwise = deterministic
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, spec.rotated_width, device, long_context=long_context)
             for rope in dict.fromkeys(spec.ropes)
@@ -216,19 +219,26 @@ class Decoder:
             scratch=self._scratch,
             maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
         )
-        caches: Sequence[Tensor | QuantizedLayer] = kv.layers()
+        caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
+        states = iter(() if kv.states is None else kv.states.layers())
+        rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
+        recurrent = RecurrentPlan(*rows, batch.positions.device, stepwise=self._stepwise)
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
-        for layer, cache in zip(layers, caches, strict=True):
+        for layer in layers:
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
-            if layer.taps is not None:
+            if layer.recurrent is not None:
+                x.add_(layer.recurrent(normed, next(states), recurrent), alpha=spec.residual_multiplier)
+            elif layer.taps is not None:
+                cache = next(caches)
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
             elif layer.latent is not None:
+                cache = next(caches)
                 assert isinstance(cache, Tensor), "see KVCache.of"
                 self._latent_attention(layer, layer.latent, x, normed, cache, plan, turns)
             else:
-                self._attention(layer, x, normed, cache, plan, turns)
+                self._attention(layer, x, normed, next(caches), plan, turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             self._mlp(layer, x, normed)
@@ -249,7 +259,7 @@ class Decoder:
         spec = self.spec
         heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
         joined = layer.qkv(normed)
-        qkv = joined.view(-1, heads + 2 * kv_heads, width)
+        qkv = joined[:, : (heads + 2 * kv_heads) * width].unflatten(1, (-1, width))
         qk = qkv[:, : heads + kv_heads]
         if layer.qk_norm is not None:
             qk.copy_(layer.qk_norm(qk))
@@ -280,7 +290,10 @@ class Decoder:
             softcap=spec.attention_softcap,
             sinks=layer.sinks,
         )
-        out = layer.o(attended.flatten(1))
+        attended = attended.flatten(1)
+        if spec.gated_attention:
+            attended = attended * joined[:, -heads * width :].sigmoid()
+        out = layer.o(attended)
         if layer.attention_post_norm is not None:
             out = layer.attention_post_norm(out)
         x.add_(out, alpha=spec.residual_multiplier)

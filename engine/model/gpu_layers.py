@@ -64,6 +64,8 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MAX_GROUPED}"
     if spec.conv_layers:
         return "it has short convolutions"
+    if spec.recurrent_layers:
+        return "it has recurrent layers"
     if spec.sinks:
         return "its attention has sinks"
     if spec.experts is not None:

@@ -20,6 +20,7 @@ from engine.model.model_spec import (
     Activation,
     ClampedSwiGLU,
     Experts,
+    GatedDelta,
     Latent,
     ModelSpec,
     NormKind,
@@ -27,6 +28,9 @@ from engine.model.model_spec import (
     WeightNames,
 )
 from engine.model.quantized_weight import AffineWeight
+from engine.model.recurrent.gated_delta_net import GatedDeltaNet
+from engine.model.recurrent.mamba2 import Mamba2
+from engine.model.recurrent.states import LayerStates, RecurrentPlan
 from engine.model.rope import interleave, interleave_tails
 
 MIN_WEIGHT = 1e-20  # sigmoids of one token may all be 0
@@ -119,13 +123,21 @@ class LatentProjections:
     values: Tensor  # (heads, rank, value_dim)
 
 
+Recurrent = Callable[[Tensor, LayerStates, RecurrentPlan], Tensor]  # see GatedDeltaNet
+
+
 def _no_mlp(x: Tensor) -> Tensor:
     raise AssertionError("a layer of experts has no MLP of its own")
 
 
+def _no_attention(x: Tensor) -> Tensor:
+    raise AssertionError("a recurrent layer does not attend")
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP.
+    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP, and one
+    that is `recurrent` no attention.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
     the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their
@@ -134,7 +146,7 @@ class Layer:
 
     window: int | None
     rope: Rope | None
-    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim
+    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, and heads * head_dim more where attention is gated
     o: Linear
     gate_up: Linear  # hidden -> 2 * intermediate
     down: Linear
@@ -156,6 +168,7 @@ class Layer:
     shared: Expert | None = None  # runs beside the experts
     run_experts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
     shared_gate: Tensor | None = None  # (1, hidden) float32
+    recurrent: Recurrent | None = None
 
 
 class LayerReader:
@@ -185,10 +198,19 @@ class LayerReader:
         return NORMS[self._spec.norm](weight, self._spec.norm_eps)
 
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
-        return self._exact(name, *shape) + self._spec.norm_offset
+        return self.exact(name, *shape) + self._spec.norm_offset
 
-    def _exact(self, name: str, *shape: int) -> Tensor:
+    def plain_norm(self, name: str, width: int) -> RMSNorm:
+        """Reads a norm within a recurrent layer: an RMSNorm, whose weight has no offset in any family."""
+        return RMSNorm(self.exact(name, width), self._spec.norm_eps)
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """Reads one tensor in float32. Raises CheckpointError as `tensor` does."""
         return self._weights.take(name, shape).to(self._device, torch.float32)
+
+    def packed(self, weight: Tensor) -> Linear:
+        """Packs a weight (out, in) without a bias."""
+        return self._packing.plain(weight, None)
 
     def layer(self, index: int) -> Layer:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
@@ -201,10 +223,11 @@ class LayerReader:
             return self.norm(f"{prefix}{name}.weight", hidden) if wanted else None
 
         qk_norm = q_norm = k_norm = taps = None
-        if index in spec.conv_layers:
-            taps = self._exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
-        elif spec.latent is not None:
+        recurrent = self._recurrent(prefix + names.recurrence) if index in spec.recurrent_layers else None
+        if recurrent is not None or spec.latent is not None:
             pass
+        elif index in spec.conv_layers:
+            taps = self.exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
@@ -218,26 +241,26 @@ class LayerReader:
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = self._norm(q), self._norm(k)
         mixed = spec.experts is not None and index in spec.experts.layers
+        qkv: Linear = _no_attention
+        o: Linear = _no_attention
+        if taps is not None:
+            qkv = self.linear(f"{prefix}conv.in_proj", 3 * hidden, hidden)
+            o = self.linear(f"{prefix}conv.out_proj", hidden, hidden)
+        elif recurrent is None:
+            widths = (q_width, kv_width, kv_width)
+            latent = spec.latent
+            qkv = self._qkv(prefix, rope, widths) if latent is None else self._latent_qkv(prefix, rope, latent)
+            o = self.linear(f"{prefix}{names.o}", hidden, spec.attended_width, spec.o_bias)
         layer = Layer(
             window=spec.windows[index],
             rope=rope,
-            qkv=(
-                self._linear(f"{prefix}conv.in_proj", 3 * hidden, hidden, bias=False)
-                if taps is not None
-                else self._qkv(prefix, rope, (q_width, kv_width, kv_width))
-                if spec.latent is None
-                else self._latent_qkv(prefix, rope, spec.latent)
-            ),
-            o=(
-                self._linear(f"{prefix}{names.o}", hidden, spec.attended_width, spec.o_bias)
-                if taps is None
-                else self._linear(f"{prefix}conv.out_proj", hidden, hidden, bias=False)
-            ),
+            qkv=qkv,
+            o=o,
             gate_up=_no_mlp if mixed else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
             down=(
                 _no_mlp
                 if mixed
-                else self._linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+                else self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
             ),
             attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
@@ -247,11 +270,19 @@ class LayerReader:
             q_norm=q_norm,
             k_norm=k_norm,
             taps=taps,
-            sinks=self._exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
+            sinks=self.exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
+            recurrent=recurrent,
         )
         if spec.latent is not None:
             layer = self._with_latent(layer, prefix, spec.latent)
         return self._with_experts(layer, prefix, spec.experts) if mixed and spec.experts is not None else layer
+
+    def _recurrent(self, prefix: str) -> Recurrent:
+        of, hidden = self._spec.recurrence, self._spec.hidden_size
+        assert of is not None, "a recurrent layer has a recurrence"
+        if isinstance(of, GatedDelta):
+            return GatedDeltaNet.read(self, of, prefix, hidden)
+        return Mamba2.read(self, of, prefix, hidden, self._spec.norm_eps)
 
     def _latent_qkv(self, prefix: str, rope: Rope | None, latent: Latent) -> Linear:
         spec, head = self._spec, latent.nope_dim + latent.rope_dim
@@ -270,13 +301,13 @@ class LayerReader:
 
     def _with_latent(self, layer: Layer, prefix: str, latent: Latent) -> Layer:
         heads, width = self._spec.heads, latent.nope_dim + latent.rope_dim
-        take = self._exact if self._device.type == "cpu" and not native_bf16() else self.tensor
+        take = self.exact if self._device.type == "cpu" and not native_bf16() else self.tensor
         rows = heads * (latent.nope_dim + latent.value_dim)
         up = take(f"{prefix}self_attn.kv_b_proj.weight", rows, latent.rank)
         keys, values = up.unflatten(0, (heads, -1)).split((latent.nope_dim, latent.value_dim), 1)
         layer = replace(
             layer,
-            k_norm=RMSNorm(self._exact(f"{prefix}self_attn.kv_a_layernorm.weight", latent.rank), LATENT_EPS),
+            k_norm=RMSNorm(self.exact(f"{prefix}self_attn.kv_a_layernorm.weight", latent.rank), LATENT_EPS),
             latent=LatentProjections(keys.contiguous(), values.transpose(1, 2).contiguous()),
         )
         if latent.query_rank is None:
@@ -284,8 +315,8 @@ class LayerReader:
         order = interleave_tails(torch.arange(heads * width), width, layer.rope)
         return replace(
             layer,
-            q_norm=RMSNorm(self._exact(f"{prefix}self_attn.q_a_layernorm.weight", latent.query_rank), LATENT_EPS),
-            q_up=self._linear(f"{prefix}self_attn.q_b_proj", heads * width, latent.query_rank, bias=False, order=order),
+            q_norm=RMSNorm(self.exact(f"{prefix}self_attn.q_a_layernorm.weight", latent.query_rank), LATENT_EPS),
+            q_up=self.linear(f"{prefix}self_attn.q_b_proj", heads * width, latent.query_rank, bias=False, order=order),
         )
 
     def _with_experts(self, layer: Layer, prefix: str, experts: Experts) -> Layer:
@@ -293,30 +324,40 @@ class LayerReader:
         router, stem = f"{prefix}{names.router}", f"{prefix}{names.shared_expert}"
         return replace(
             layer,
-            router=self._exact(f"{router}.weight", count, hidden),
-            router_bias=self._exact(f"{router}.bias", count) if experts.router_bias else None,
+            router=self.exact(f"{router}.weight", count, hidden),
+            router_bias=self.exact(f"{router}.bias", count) if experts.router_bias else None,
             selection_bias=self._selection_bias(prefix, count) if experts.selection_bias else None,
             experts=self._experts(prefix, experts),
             shared=self._expert(stem, experts.shared_size) if experts.shared_size else None,
-            shared_gate=self._exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
+            shared_gate=self.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
         )
 
     def _selection_bias(self, prefix: str, count: int) -> Tensor:
         shape = (1, count) if self._names.selection_bias_rows else (count,)
-        return self._exact(f"{prefix}{self._names.selection_bias}", *shape).flatten()
+        return self.exact(f"{prefix}{self._names.selection_bias}", *shape).flatten()
 
     def _experts(self, prefix: str, experts: Experts) -> tuple[Expert, ...]:
         names = self._names
         if names.stacked_experts:
             return self._stacked_experts(f"{prefix}{names.stacked_experts}", experts)
+        if names.joined_experts is not None:
+            return self._joined_experts(prefix, names.joined_experts, experts)
         stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
         return tuple(self._expert(stem, experts.intermediate_size) for stem in stems)
 
     def _expert(self, stem: str, width: int) -> Expert:
         names, spec = self._names, self._spec
-        down = self._linear(f"{stem}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
+        down = self.linear(f"{stem}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
         gated = spec.experts is not None and spec.experts.gate is None
         return Expert(self._gate_up(stem, names.expert_gate_up, width, gated=gated), down)
+
+    def _joined_experts(self, prefix: str, names: tuple[str, str], experts: Experts) -> tuple[Expert, ...]:
+        count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
+        opened = self.tensor(f"{prefix}{names[0]}.weight", count, 2 * width, hidden)
+        closed = self.tensor(f"{prefix}{names[1]}.weight", count, hidden, width)
+        gated = self._packing.gated if experts.gate is None else self._packing.plain
+        pairs = zip(opened, closed, strict=True)
+        return tuple(Expert(gated(each.contiguous(), None), self.packed(down.contiguous())) for each, down in pairs)
 
     def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
         count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
@@ -341,8 +382,9 @@ class LayerReader:
             return weight
         return interleave(weight, self._spec.head_dim, rope.dim)
 
-    def _linear(self, name: str, rows: int, columns: int, bias: bool, order: Tensor | None = None) -> Linear:
-        """Reads a linear layer; `order` rearranges its outputs, which then have no bias."""
+    def linear(self, name: str, rows: int, columns: int, bias: bool = False, order: Tensor | None = None) -> Linear:
+        """Reads and packs a projection, as codes with scales where the checkpoint has those; `order` rearranges its
+        outputs, which then have no bias. Raises CheckpointError."""
         added = self.tensor(f"{name}.bias", rows) if bias else None
         stored = self._stored([(f"{name}.weight", rows)], columns)
         if stored is not None and order is not None:
@@ -363,9 +405,15 @@ class LayerReader:
         return (self._packing.head or self._packing.plain)(weight, None)
 
     def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
+        gated = self._spec.gated_attention
+        if gated:  # each head's query and its gate lie together
+            widths = (2 * widths[0], *widths[1:])
         bias = self._joined(prefix, self._names.qkv, widths, "bias") if self._spec.qkv_bias else None
         q, k, v = torch.arange(sum(widths)).split(widths)
-        order = torch.cat([self._order(q, rope), self._order(k, rope), v])
+        gate = q[:0]
+        if gated:
+            q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, self._spec.head_dim)).unbind(1))
+        order = torch.cat([self._order(q, rope), self._order(k, rope), v, gate])
         return self._ordered(prefix, self._names.qkv, widths, bias, order)
 
     def _ordered(

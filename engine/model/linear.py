@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +39,20 @@ class Packing:
     gated: Pack
     head: Pack | None = None
     affine: PackAffine | None = None
+
+
+class ProjectionReader(Protocol):
+    """Reads and packs the weights of one checkpoint (`engine.model.layers.LayerReader`)."""
+
+    def tensor(self, name: str, *shape: int) -> Tensor: ...
+
+    def exact(self, name: str, *shape: int) -> Tensor: ...
+
+    def linear(self, name: str, rows: int, columns: int, bias: bool = False) -> Linear: ...
+
+    def packed(self, weight: Tensor) -> Linear: ...
+
+    def plain_norm(self, name: str, width: int) -> Linear: ...
 
 
 # Elements. Below this, packing costs a step of one row a fifth and saves one of sixteen up to a third: a CPU mostly

@@ -24,6 +24,7 @@ from engine.model.loader import is_gguf, resolve
 from engine.model.model_spec import ModelSpec
 from engine.model.native_layers import INT4_GROUP
 from engine.model.quantization.checkpoint import open_weights, quantization_of, read_config
+from engine.model.recurrent.states import state_bytes
 
 MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
@@ -53,13 +54,36 @@ def loaded_bytes(
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
-    """Returns the bytes of one K/V block, of `block_size` tokens in all layers, with the scales of quantized ones."""
+    """Returns the bytes of one K/V block, of `block_size` tokens in all layers that attend or convolve, with the scales
+    of quantized ones."""
     head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else head_bytes(spec.head_dim, kv_dtype)
     convolutions = len(spec.conv_layers)
+    attending = spec.layers - convolutions - len(spec.recurrent_layers)
     parts = 2 if spec.latent is None else 1  # a latent is a token's key and its value
-    token = parts * (spec.layers - convolutions) * spec.kv_heads * head
-    token += convolutions * spec.hidden_size * dtype.itemsize
+    token = parts * attending * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
     return token * block_size
+
+
+STATES_SHARE = 0.25  # of K/V's memory, for recurrent states
+MIN_SLOTS = 8
+SLOTS_A_SEQUENCE = 8  # more checkpoints of a running sequence are seldom of use
+
+
+def state_slots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, kv_bytes: int) -> int:
+    """Returns the slots of recurrent states beside `kv_bytes` of K/V; 0 for a model without.
+
+    Raises:
+        InvalidParameter: `state_bytes` holds no two states, of which a sequence may copy one to the other.
+    """
+    each = state_bytes(spec, dtype)
+    if not each:
+        return 0
+    if config.state_bytes is not None:
+        if config.state_bytes < 2 * each:
+            message = f"state_bytes is {config.state_bytes}; accepted: at least {2 * each}, two states of this model."
+            raise InvalidParameter("state_bytes", message)
+        return config.state_bytes // each
+    return max(MIN_SLOTS, min(SLOTS_A_SEQUENCE * config.max_running, int(STATES_SHARE * kv_bytes) // each))
 
 
 def useful_blocks(config: EngineConfig, max_model_len: int) -> int:

@@ -95,6 +95,53 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedDelta:
+    """Gated DeltaNet (Yang et al. 2025): a causal convolution of `taps` tokens over queries, keys and values, and for
+    each value head a matrix (key_dim, value_dim) that the gated delta rule updates."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    interleaved: bool = False  # a checkpoint has the projections of each key head together (Qwen3-Next)
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.value_heads, self.key_dim, self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Returns the channels of the convolution."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpace:
+    """Mamba-2 (Dao & Gu 2024): a causal convolution of `taps` tokens over inputs and the two projections of the state,
+    which `groups` of heads share, and for each head a matrix (head_dim, state_dim) that decays with each token."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    taps: int
+    conv_bias: bool = True
+    bias: bool = False  # of the projections
+    min_step: float = 0.0  # of a token's time step
+    max_step: float = float("inf")
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.heads, self.head_dim, self.state_dim
+
+    @property
+    def width(self) -> int:
+        """Returns the channels of the convolution."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state_dim
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
@@ -138,13 +185,16 @@ class ModelSpec:
     conv_taps: int = 0  # tokens that it mixes: the last one and those before it
     experts: Experts | None = None
     latent: Latent | None = None
+    gated_attention: bool = False  # a sigmoid of each query head's own gate multiplies what it attended to (Qwen3-Next)
+    recurrent_layers: tuple[int, ...] = ()  # these have a recurrence in place of attention
+    recurrence: GatedDelta | StateSpace | None = None
 
     @property
     def torch_layers(self) -> bool:
         """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no sinks, no
-        latents and no clamped gates."""
+        latents, no recurrence and no clamped gates."""
         clamped = self.experts is not None and self.experts.gate is not None
-        return self.sinks or self.latent is not None or clamped
+        return self.sinks or self.latent is not None or self.recurrence is not None or clamped
 
     @property
     def attended_width(self) -> int:
@@ -179,6 +229,7 @@ class WeightNames:
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    recurrence: str = "linear_attn."  # before the names of a recurrent layer's weights
     expert: str = "mlp.experts.{index}."  # before the names of its projections
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
@@ -187,6 +238,7 @@ class WeightNames:
     selection_bias_rows: bool = False  # it is (1, experts) there
     shared_expert: str = "mlp.shared_experts."  # before the names of its projections
     shared_gate: str = "mlp.shared_expert_gate"
+    joined_experts: tuple[str, str] | None = None  # tensors (experts, out, in): gate above up, and down (Granite 4)
     sinks: str = "self_attn.sinks"
     norm: str = "norm"  # after the last layer
     attention_pre_norm: str = "input_layernorm"

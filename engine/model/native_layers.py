@@ -32,7 +32,7 @@ from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Packing, multiplies_int8
-from engine.model.model_spec import ModelSpec, Rope
+from engine.model.model_spec import GatedDelta, ModelSpec, Rope
 from engine.model.quantized_weight import AffineWeight, round_to_nearest
 
 INT4_GROUP = 32  # columns of a scale
@@ -80,6 +80,9 @@ def _whole(spec: ModelSpec) -> bool:
         widths += [spec.latent.query_rank or spec.hidden_size, spec.attended_width]
     if spec.experts is not None:
         widths += [spec.experts.intermediate_size, spec.experts.shared_size]
+    if spec.recurrence is not None:
+        heads, rows, columns = spec.recurrence.state_shape
+        widths.append(heads * (columns if isinstance(spec.recurrence, GatedDelta) else rows))
     return all(width % 32 == 0 for width in widths)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.core.step import Step
 from engine.kernels.blocks import block_nbytes, gather_blocks
 from engine.kv_cache.block_pool import NULL_BLOCK
+from engine.kv_cache.block_tensors import BlockTensors
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
 from engine.model.batch import Batch, Batching, KVCache
@@ -122,7 +123,10 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
     known = min(blocks, batch.block_tables.shape[1])
     table[0, :known] = batch.block_tables[row, :known]
     everywhere = torch.arange(TILE, device=device)
-    return Batch(tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, in_place=False)
+    states = batch.states[row : row + 1]
+    return Batch(
+        tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within
+    )  # fmt: skip
 
 
 class Runner(Protocol):
@@ -137,13 +141,13 @@ class Runner(Protocol):
 
 
 class CacheStore:
-    """The paged cache as the offload tiers see it (`engine.kv_cache.transfers.BlockStore`).
+    """The paged cache, or the recurrent states, as offload tiers see it (`engine.kv_cache.transfers.BlockStore`).
 
     On a GPU, saving is queued before the step (see `Saving`), and loading runs on a stream of the worker's own: it
     waits for the work before it (`queued`), and the work after it begins when it is done.
     """
 
-    def __init__(self, kv: KVCache | QuantizedCache, device: torch.device) -> None:
+    def __init__(self, kv: BlockTensors | QuantizedCache, device: torch.device) -> None:
         self._kv = kv
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
@@ -190,6 +194,8 @@ class ModelRunner:
 
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
+        if self._kv.states is not None:
+            self._kv.states.copy_blocks([row.state_copy for row in step.rows if row.state_copy is not None])
         batch = self._batching.make(step)
         if self._tilewise:
             return tilewise(self._decoder.forward, batch, self._kv)

@@ -48,6 +48,25 @@ def random_latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gated DeltaNet in most layers, attention in one."""
+    path = tmp_path_factory.mktemp("models") / "random-qwen3-5"
+    tiny.build("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", tiny.DELTA).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def random_mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mamba-2 in most layers, attention in one."""
+    path = tmp_path_factory.mktemp("models") / "random-granite-4"
+    changed = {**tiny.SPACE, "num_local_experts": 0}
+    tiny.build("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", changed).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
 def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short convolutions in most layers, attention in the others.
 

@@ -26,13 +26,55 @@ def next_token(tokens: Sequence[int]) -> int:
     return 0 if digest[0] < 8 else 1 + digest[1] % 3
 
 
+class FakeStates:
+    """Recurrent states that are the tokens they stand for: a row must begin where its state ends."""
+
+    block_nbytes = 1 + 63
+
+    def __init__(self, slots: BlockPool) -> None:
+        self._slots = slots
+        self._states: list[list[int]] = [[] for _ in range(slots.total + 1)]
+
+    def advance(self, step: Step) -> None:
+        copied = [(row.state_copy[1], self._states[row.state_copy[0]]) for row in step.rows if row.state_copy]
+        for slot, state in copied:
+            self._states[slot] = state
+        advanced = [row.state for row in step.rows]
+        assert NULL_BLOCK not in advanced and len(set(advanced)) == len(advanced), "two rows advance one state"
+        for row in step.rows:
+            assert not self._slots.is_shared(row.state), "a shared state is advanced"
+            assert not self._slots.is_published(row.state), "a checkpoint is advanced"
+            assert self._states[row.state] == row.seq.tokens[: row.start], "a row begins at another state"
+            self._states[row.state] = row.seq.tokens[: row.end]
+
+    def save(self, pairs: list[tuple[int, torch.Tensor]]) -> None:
+        for slot, row in pairs:
+            state = self._states[slot]
+            row.zero_()
+            row[: len(state) + 1] = torch.tensor([len(state), *state])
+
+    def saved(self) -> None:
+        pass
+
+    def queued(self) -> Callable[[], None]:
+        return at_once
+
+    def load(self, block: int, payload: torch.Tensor | memoryview) -> None:
+        assert self._slots._references[block] == 1 and self._slots._content[block] is None, "a state in use is loaded"
+        length, *state = list(payload.tolist())
+        self._states[block] = state[:length]
+
+
 class FakeRunner:
-    """Stands where the model's runner stands; see the module."""
+    """Stands where the model's runner stands; see the module. `states`: of a model with recurrent layers."""
 
     vocab_size = VOCAB
 
-    def __init__(self, pool: BlockPool, block_size: int, *, queues: bool = False) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, *, queues: bool = False, states: FakeStates | None = None
+    ) -> None:
         self.queues = queues
+        self._states = states
         self._given = torch.empty(0, VOCAB)
         self._pool = pool
         self._size = block_size
@@ -47,6 +89,8 @@ class FakeRunner:
     def run(self, step: Step) -> torch.Tensor:
         self._given.fill_(torch.nan)  # a step's result is valid until the next one
         self.batches.append([(row.seq.id, row.count) for row in step.rows])
+        if self._states is not None:
+            self._states.advance(step)
         copies = [(row.copy[0], self._block(row.copy[0])) for row in step.rows if row.copy]
         for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):
             assert row.copy is not None

@@ -12,7 +12,7 @@ from engine.kv_cache.eviction import Tier, TransferRates
 from engine.kv_cache.host_tier import HostTier
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Bytes
-from tests.engine.fake import FakeRunner
+from tests.engine.fake import FakeRunner, FakeStates
 
 LAYOUT = b"a layout of test"
 
@@ -61,7 +61,7 @@ class Disk(DiskTier):
 
 def tiers_below(
     pool: BlockPool,
-    runner: FakeRunner,
+    runner: FakeRunner | FakeStates,
     worker: Told,
     rows: int,
     *,

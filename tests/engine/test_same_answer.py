@@ -46,7 +46,10 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
     scope="module",
     params=[
         "random_model",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("random_hybrid", "random_mixture", "random_latent")),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("random_hybrid", "random_mixture", "random_latent", "random_recurrent", "random_mamba")
+        ),
     ],
 )
 def any_model(request: pytest.FixtureRequest) -> Path:

@@ -37,7 +37,9 @@ class Stepper:
         self._block_size = block_size
         self._kv: KVCache | QuantizedCache
         if coding is None:
-            self._kv = KVCache.of(spec, sum(counts) + 1, block_size, decoder.dtype, decoder.device)
+            self._kv = KVCache.of(
+                spec, sum(counts) + 1, block_size, decoder.dtype, decoder.device, slots=len(prompts) + 1
+            )
         else:
             shape = (spec.layers, sum(counts) + 1, block_size, spec.kv_heads, spec.head_dim)
             self._kv = QuantizedCache(*shape, decoder.dtype, decoder.device, coding)
@@ -68,6 +70,7 @@ class Stepper:
             tuple(contexts),
             torch.tensor(tables, device=device),
             torch.arange(len(ids), device=device),
+            states=tuple(i + 1 for i in rows),
         )
         logits = self.decoder.forward(batch, self._kv)
         parts = iter(logits.split([chunks[i] for i in rows]))

@@ -17,7 +17,7 @@ from engine.families import FAMILIES, family_of
 from engine.families.family import Family
 from engine.kernels import cpu
 from engine.model import gpu_layers, native_layers
-from engine.model.model_spec import ModelSpec
+from engine.model.model_spec import GatedDelta, ModelSpec
 from engine.model.quantization.gguf_config import ARCHITECTURES
 from tests.engine.model import tiny
 
@@ -29,6 +29,12 @@ _MODELS = {
     "mistral3": "Mistral Small 3.1 and Ministral 3 with vision: the text",
     "qwen2": "Qwen 2, 2.5",
     "qwen3": "Qwen 3",
+    "qwen3_5_text": "Qwen3.5, dense, without vision",
+    "qwen3_5": "Qwen3.5, dense: the text",
+    "qwen3_5_moe_text": "Qwen3.5 with experts, without vision",
+    "qwen3_5_moe": "Qwen3.5 with experts: the text",
+    "granitemoehybrid": "Granite 4, hybrid",
+    "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
     "smollm3": "SmolLM 3",
     "phi3": "Phi-3, Phi-3.5 mini, Phi-4 mini",
@@ -56,11 +62,19 @@ _MODELS = {
 }
 
 
+TEXT = {
+    "gemma3": "Gemma3ForCausalLM",
+    "mistral3": "Ministral3ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
+}
+
+
 def specs(family: Family) -> list[ModelSpec]:
     """Of tiny's models of a family, widened to what kernels want; of one with vision, those of its text."""
     found = []
     for config_class, model_class, changed in tiny.MODELS.values():
-        text = {"gemma3": "Gemma3ForCausalLM", "mistral3": "Ministral3ForCausalLM"}.get(family.model_type)
+        text = TEXT.get(family.model_type)
         if model_class in family.architectures or model_class == text:
             made: Any = getattr(transformers, config_class)(**{**tiny.SIZES, **changed})
             config = {**made.to_dict(), "architectures": [model_class]}
@@ -73,6 +87,8 @@ def on_cpu(spec: ModelSpec) -> str:
         spec = replace(spec, experts=replace(spec.experts, intermediate_size=64, shared_size=64))
     if spec.latent is not None:
         spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
+    if isinstance(spec.recurrence, GatedDelta):
+        spec = replace(spec, recurrence=replace(spec.recurrence, value_dim=64))
     if not native_layers.suits(spec, torch.bfloat16, torch.device("cpu")):
         return "torch"
     if spec.torch_layers:
@@ -95,7 +111,7 @@ def table() -> str:
             f"`{architecture}`",
             "; ".join(dict.fromkeys(map(on_cpu, made))),
             "; ".join(dict.fromkeys(map(on_gpu, made))),
-            "no" if any(spec.conv_layers or spec.latent for spec in made) else "yes",
+            "no" if any(spec.conv_layers or spec.latent or spec.recurrent_layers for spec in made) else "yes",
             ", ".join(f"`{name}`" for name in files) or "no",
         ]
         rows.append(f"| {' | '.join(cells)} |")

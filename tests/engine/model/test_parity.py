@@ -257,6 +257,16 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("glm4_moe", "partial rotation", lambda s: {"ropes": (Rope(s.head_dim, s.ropes[0].theta),) * s.layers}),
     ("glm4_moe_lite", "halves of the rotated key", _paired(True)),
     ("glm4_moe_lite", "shared experts", _experts(shared_size=0)),
+    ("qwen3_5", "norm offset", {"norm_offset": 0.0}),
+    ("qwen3_5", "query and key norm", {"qk_norm": "none"}),
+    (
+        "qwen3_5",
+        "partial rotation",
+        lambda s: {"ropes": tuple(rope and Rope(s.head_dim, rope.theta) for rope in s.ropes)},
+    ),
+    ("qwen3_5_moe", "shared expert", lambda s: {"experts": replace(s.experts, shared_size=0)}),
+    ("qwen3_5_moe", "gate of the shared expert", lambda s: {"experts": replace(s.experts, shared_gate=False)}),
+    ("qwen3_next", "weights that sum to one", lambda s: {"experts": replace(s.experts, normalised=False)}),
 ]
 
 
@@ -329,6 +339,13 @@ def _with_vision(name: str) -> Any:
         gemma = transformers.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4, **tokens)
         gemma._attn_implementation = "eager"
         return transformers.Gemma3ForConditionalGeneration(gemma)
+    if name in ("qwen3_5", "qwen3_5_moe"):
+        prefix = "Qwen3_5Moe" if name.endswith("moe") else "Qwen3_5"
+        text = {**tiny.SIZES, **tiny.MODELS[name][2]}
+        seen = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 48}
+        qwen = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=seen)
+        qwen._attn_implementation = "eager"
+        return getattr(transformers, f"{prefix}ForConditionalGeneration")(qwen)
     kind = "ministral3" if name == "ministral3" else "mistral"
     text = {**tiny.SIZES, **tiny.MODELS[kind][2], "model_type": kind}
     vision = {**VISION, "model_type": "pixtral", "head_dim": 16}
@@ -340,7 +357,9 @@ def _with_vision(name: str) -> Any:
     return transformers.Mistral3ForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "ministral3", "mistral3"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", "ministral3", "mistral3", "qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)]
+)
 def test_a_model_with_vision_runs_its_text_part(tmp_path: Path, name: str) -> None:
     model = tiny.redraw(_with_vision(name).eval().float(), seed=3)
     tiny.save(model, tmp_path)

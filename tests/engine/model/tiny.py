@@ -46,6 +46,29 @@ LONGROPE = {
 LFM2_LAYERS = ["conv", "conv", "full_attention", "conv", "full_attention"]
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 20, "sliding_window": 24}
 
+DELTA = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+SPACE = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "intermediate_size": 32,
+    "shared_intermediate_size": 40,
+    "mamba_n_heads": 12,
+    "mamba_d_head": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 
 ROUTED = {
@@ -201,6 +224,23 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "Lfm2ForCausalLM",
         {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1], "conv_L_cache": 4, "rope_parameters": LLAMA3},
     ),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 24},
+    ),
+    "granite_hybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", {**SPACE, "num_local_experts": 0}),
+    "granite_hybrid_moe": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {**SPACE, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
+    ),
 }
 LONGROPE_PHI3 = (
     "Phi3Config",
@@ -218,11 +258,14 @@ def build(config_class: str, model_class: str, overrides: Mapping[str, Any], see
 
 @torch.no_grad()
 def redraw(model: Any, seed: int) -> Any:
-    """Draw every parameter anew: matrices of gain 1.4, vectors around the value that they were initialised to."""
+    """Draw every parameter anew: matrices of gain 1.4, vectors around the value that they were initialised to, and the
+    decays of recurrent states so that a state keeps some dozen tokens."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         drawn = torch.empty_like(parameter).normal_(generator=generator)
-        if parameter.dim() < 2:
+        if name.endswith("A_log"):  # drawn at random there, and mostly so large that a state would forget at once
+            parameter.copy_(drawn * 0.5 - 2.5)
+        elif parameter.dim() < 2:
             parameter.add_(drawn, alpha=0.35)
         elif "embed" in name:
             parameter.copy_(drawn * 0.6)

@@ -1,0 +1,1 @@
+"""Layers whose memory of a sequence is a state of fixed size."""

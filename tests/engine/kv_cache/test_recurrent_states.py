@@ -1,0 +1,161 @@
+"""Recurrent states on a real model: prefixes, forks, truncation, tiers and restarts give the tokens of a fresh run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from tests.engine.kv_cache.test_kv_tiers import prompt
+
+SPAN = Span(GREEDY, max_tokens=6, ignore_eos=True)
+BLOCK = 4
+
+
+def config(model: Path, **changes: Any) -> EngineConfig:
+    """Any: fields of EngineConfig."""
+    settings = {"dtype": "float32", "block_size": BLOCK, "kv_blocks": 128, **changes}
+    return EngineConfig(str(model), **settings)
+
+
+async def fresh(model: Path, *prompts: list[int], span: Span = SPAN) -> list[tuple[int, ...]]:
+    """Returns the tokens after each prompt, of an engine that shares nothing."""
+    async with await Engine.start(config(model, prefix_cache=False, max_running=1)) as engine:
+        found = []
+        for tokens in prompts:
+            async with await engine.open(tokens) as seq:
+                found.append((await seq.generate_all(span)).token_ids)
+        return found
+
+
+async def test_a_turn_goes_on_from_the_last_whole_block_of_the_answer(random_recurrent: Path) -> None:
+    first = prompt(0, 41)
+    async with await Engine.start(config(random_recurrent)) as engine:
+        async with await engine.open(first) as seq:
+            answer = (await seq.generate_all(SPAN)).token_ids
+        second = [*first, *answer, *prompt(1, 9)]
+        async with await engine.open(second) as seq:
+            result = await seq.generate_all(SPAN)
+        assert (await engine.stats()).states.found == 1
+    assert result.cached_tokens == (41 + 6 - 1) // BLOCK * BLOCK
+    assert [answer, result.token_ids] == await fresh(random_recurrent, first, second)
+
+
+async def test_a_second_branch_of_a_prompt_leaves_a_checkpoint_where_it_branched_off(random_recurrent: Path) -> None:
+    texts = [[*prompt(0, 24), *prompt(branch, 13)] for branch in (1, 2, 3)]
+    cached, found = [], []
+    async with await Engine.start(config(random_recurrent)) as engine:
+        for text in texts:
+            async with await engine.open(text) as seq:
+                result = await seq.generate_all(SPAN)
+                cached.append(result.cached_tokens)
+                found.append(result.token_ids)
+    assert cached == [0, 0, 24]
+    assert found == await fresh(random_recurrent, *texts)
+
+
+async def test_forks_and_their_parent_go_their_own_ways_from_one_state(random_recurrent: Path) -> None:
+    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
+        await seq.generate_all(SPAN)
+        tokens = list(seq.tokens)
+        computed = (await engine.stats()).prompt_tokens
+        children = seq.fork(2)
+        for child, text in zip(children, (1, 2), strict=True):
+            child.append(prompt(text, 3))
+        results = await asyncio.gather(*(each.generate_all(SPAN) for each in (seq, *children)))
+        assert (await engine.stats()).prompt_tokens - computed == 2 * 3
+        engine._core.check()
+    expected = await fresh(random_recurrent, tokens, *([*tokens, *prompt(text, 3)] for text in (1, 2)))
+    assert [each.token_ids for each in results] == expected
+
+
+@pytest.mark.parametrize("length", [30, 33, 35])
+async def test_truncation_recomputes_from_the_nearest_checkpoint(random_recurrent: Path, length: int) -> None:
+    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
+        await seq.generate_all(SPAN)
+        seq.truncate(length)
+        tokens, steps = list(seq.tokens), (await engine.stats()).step_tokens
+        result = await seq.generate_all(SPAN)
+        recomputed = (await engine.stats()).step_tokens - steps - len(result.token_ids)
+    assert recomputed <= length - 28, "the prompt's last whole block ended at 28"
+    assert [result.token_ids] == await fresh(random_recurrent, tokens)
+
+
+async def test_prompt_log_probabilities_read_a_cached_prompt_again(random_recurrent: Path) -> None:
+    span = Span(GREEDY, max_tokens=3, ignore_eos=True, prompt_logprobs=0)
+    async with await Engine.start(config(random_recurrent)) as engine:
+        found = []
+        for _ in range(2):
+            async with await engine.open(prompt(0, 30)) as seq:
+                found.append(await seq.generate_all(span))
+        scores = await seq_scores(engine)
+    once, again = ([each.logprob for each in result.prompt_logprobs or () if each is not None] for result in found)
+    assert len(once) == 29 and again == pytest.approx(once, abs=1e-4)
+    assert found[0].token_ids == found[1].token_ids
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+async def seq_scores(engine: Engine) -> list[float]:
+    """Returns the score of one candidate before and after its sequence has a state beyond it."""
+    scores = []
+    async with await engine.open(prompt(3, 21)) as seq:
+        scores.append((await seq.score([[5, 6]]))[0][0])
+        await seq.generate_all(SPAN)
+        seq.truncate(21)
+        scores.append((await seq.score([[5, 6]]))[0][0])
+    return scores
+
+
+async def test_a_sequence_goes_on_after_a_restart_from_a_checkpoint_on_the_disk(
+    random_recurrent: Path, tmp_path: Path
+) -> None:
+    drawn = Span(Sampling(temperature=1.0, seed=5), max_tokens=6, ignore_eos=True)
+    kept = config(random_recurrent, kv_disk_bytes=64 << 20, kv_dir=str(tmp_path))
+    async with await Engine.start(kept) as engine, await engine.open(prompt(0, 37)) as seq:
+        await seq.generate_all(SPAN)
+        snapshot = await seq.snapshot()
+        expected = (await seq.generate_all(drawn)).token_ids
+    async with await Engine.start(kept) as engine:
+        result = await (await engine.resume(snapshot)).generate_all(drawn)
+        stats = await engine.stats()
+    assert result.token_ids == expected
+    assert result.cached_tokens == 40 and stats.states.tiers.disk_hit_blocks == 1
+
+
+async def test_an_evicted_checkpoint_comes_back_from_host_memory(random_recurrent: Path) -> None:
+    texts = [prompt(text, 26) for text in range(4)]
+    small = config(random_recurrent, kv_host_bytes=32 << 20, state_bytes=3 * 10_000)  # three states
+    async with await Engine.start(small) as engine:
+        found = []
+        for text in [*texts, texts[0]]:
+            async with await engine.open(text) as seq:
+                found.append(await seq.generate_all(SPAN))
+        tiers = (await engine.stats()).states.tiers
+    assert tiers.host_hit_blocks == 1 and found[-1].cached_tokens == 24
+    assert [each.token_ids for each in found] == await fresh(random_recurrent, *texts, texts[0])
+
+
+async def test_memory_for_less_than_two_states_is_refused(random_recurrent: Path) -> None:
+    with pytest.raises(InvalidParameter, match="state_bytes is 100; accepted: at least"):
+        await Engine.start(config(random_recurrent, state_bytes=100))
+    with pytest.raises(InvalidParameter, match="has recurrent layers; accepted: auto"):
+        await Engine.start(config(random_recurrent, kv_dtype="int8"))
+
+
+@pytest.mark.slow
+async def test_a_deterministic_engine_gives_the_same_bits_however_it_is_cut(random_recurrent: Path) -> None:
+    span = Span(GREEDY, max_tokens=5, logprobs=2, ignore_eos=True)
+    texts = [[*prompt(0, 24), *prompt(each, 3 + 5 * each)] for each in range(4)]
+    same = {"deterministic": True, "threads": 1}
+    alone, mixed = list[Any](), list[Any]()
+    async with await Engine.start(config(random_recurrent, prefix_cache=False, max_running=1, **same)) as engine:
+        for text in texts:
+            async with await engine.open(text) as seq:
+                alone.append((await seq.generate_all(span)).logprobs)
+    async with await Engine.start(config(random_recurrent, max_batch_tokens=11, kv_blocks=40, **same)) as engine:
+        opened = [await engine.open(text) for text in texts]
+        mixed = [each.logprobs for each in await asyncio.gather(*(seq.generate_all(span) for seq in opened))]
+    assert mixed == alone

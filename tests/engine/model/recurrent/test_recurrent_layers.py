@@ -1,0 +1,133 @@
+"""Recurrent layers: chunks against single tokens, and random configurations against `transformers`, cut at random."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.model.decoder import load_decoder
+from engine.model.recurrent import mamba2
+from engine.model.recurrent.gated_delta_net import by_chunks, token_by_token
+from engine.model.recurrent.states import CHUNK
+from tests.engine.model import tiny
+from tests.engine.model.stepping import Stepper, apart
+
+CONFIGURATIONS = 30
+
+
+@pytest.mark.parametrize(("position", "count"), [(0, 1), (0, CHUNK), (1, 2 * CHUNK), (CHUNK - 1, 3), (70, 200)])
+def test_chunks_of_the_delta_rule_equal_single_tokens(position: int, count: int) -> None:
+    draw = torch.Generator().manual_seed(count)
+    heads, key_dim, value_dim = 3, 8, 5
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    q, k = (torch.nn.functional.normalize(drawn(count, heads, key_dim), dim=-1) for _ in range(2))
+    v, rates, decays = drawn(count, heads, value_dim), drawn(count, heads).sigmoid(), -drawn(count, heads).exp() / 9
+    state = drawn(heads, key_dim, value_dim)
+    found, expected = (run(state, q, k, v, rates, decays, position) for run in (by_chunks, token_by_token))
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        assert torch.allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(("position", "count"), [(0, CHUNK), (1, 2 * CHUNK), (CHUNK - 1, 3), (70, 200)])
+def test_chunks_of_mamba2_equal_single_tokens(position: int, count: int) -> None:
+    draw = torch.Generator().manual_seed(count)
+    heads, head_dim, state_dim = 3, 5, 8
+    x, b, c = (torch.randn(count, heads, width, generator=draw) for width in (head_dim, state_dim, state_dim))
+    decays = -torch.randn(count, heads, generator=draw).exp() / 9
+    state = torch.randn(heads, head_dim, state_dim, generator=draw)
+    runs = (mamba2.by_chunks, mamba2.token_by_token)
+    found, expected = (run(state, x, b, c, decays, position) for run in runs)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+def configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
+    """Draws a configuration. Any: its values."""
+    draw = random.Random(seed)
+    layers = draw.randint(2, 5)
+    kinds = [draw.choice(["linear_attention", "linear_attention", "full_attention"]) for _ in range(layers)]
+    first, second = draw.sample(range(layers), 2)
+    kinds[first], kinds[second] = "linear_attention", "full_attention"
+    key_heads = draw.randint(1, 3)
+    changed = {
+        **tiny.EXPERTS,
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "head_dim": draw.choice([8, 16, 32]),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw.choice([1, 2, 3]),
+        "linear_key_head_dim": draw.choice([8, 12, 16]),
+        "linear_value_head_dim": draw.choice([8, 12, 20]),
+        "linear_conv_kernel_dim": draw.randint(2, 5),
+        "shared_expert_intermediate_size": draw.choice([16, 40]),
+        "attention_bias": draw.random() < 0.3,
+        "tie_word_embeddings": draw.random() < 0.3,
+    }
+    name, *classes = draw.choice(
+        [
+            ("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+            ("qwen3_5_moe", "Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+            ("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM"),
+        ]
+    )
+    if name == "qwen3_next":
+        changed["mlp_only_layers"] = [draw.randrange(layers)]
+    return classes[0], classes[1], changed
+
+
+def granite_configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
+    """Draws a configuration of Granite 4. Any: its values."""
+    draw = random.Random(seed)
+    layers = draw.randint(2, 4)
+    kinds = [draw.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    first, second = draw.sample(range(layers), 2)
+    kinds[first], kinds[second] = "linear_attention", "full_attention"
+    heads, experts = draw.choice([4, 6, 12]), draw.choice([0, 4])
+    changed = {
+        **tiny.SPACE,
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "mamba_n_heads": heads,
+        "mamba_d_head": 96 // heads,
+        "mamba_n_groups": draw.choice([1, 2]),
+        "mamba_d_state": draw.choice([8, 16, 24]),
+        "mamba_d_conv": draw.randint(2, 5),
+        "mamba_conv_bias": draw.random() < 0.7,
+        "mamba_proj_bias": draw.random() < 0.3,
+        "num_local_experts": experts,
+        "num_experts_per_tok": min(2, experts),
+        "position_embedding_type": draw.choice([None, "rope"]),
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+    return "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", changed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [configuration, granite_configuration])
+@pytest.mark.parametrize("seed", range(CONFIGURATIONS))
+def test_a_random_configuration_equals_transformers(tmp_path: Path, seed: int, draws: Any) -> None:
+    config_class, model_class, changed = draws(seed)
+    model = tiny.build(config_class, model_class, changed, seed=seed)
+    tiny.save(model, tmp_path)
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(3, 384) for _ in range(length)] for length in (5, 90, 170)]
+    with torch.no_grad():
+        expected = [model(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    stepper = Stepper(load_decoder(tmp_path, dtype=torch.float32), prompts, seed=seed)
+    parts: list[list[torch.Tensor]] = [[], [], []]
+    while any(done < len(prompt) for done, prompt in zip(stepper.done, prompts, strict=True)):
+        left = [len(prompt) - done for done, prompt in zip(stepper.done, prompts, strict=True)]
+        chunks = [min(each, draw.choice([0, 1, 1, 7, 40])) for each in left]
+        if any(chunks):
+            for part, logits in zip(parts, stepper.step(chunks), strict=True):
+                part.append(logits)
+    assert max(apart(torch.cat(part), each) for part, each in zip(parts, expected, strict=True)) < 1e-4
