@@ -72,6 +72,7 @@ class Decoder:
         self._attend = attend
         self._activation = ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
+        self._deterministic = deterministic
         self._scratch = Scratch()
         others = {*spec.conv_layers, *spec.recurrent_layers}
         attending = (window for index, window in enumerate(spec.windows) if index not in others)
@@ -392,11 +393,11 @@ class Decoder:
             return layer.run_experts(x, counts, tokens, weights).to(x.dtype)
         out, first = torch.zeros(x.shape, device=x.device), 0
         for expert, count in zip(every, counts.tolist(), strict=True):
-            if count:
-                of = tokens[first : first + count]
-                made = self._gated(x[of], expert).float()
-                out.index_add_(0, of, made.mul_(weights[first : first + count, None]))
-                first += count
+            rows = 1 if self._deterministic else max(1, count)  # torch's sums depend on the number of rows
+            for at in range(first, first + count, rows):
+                of = tokens[at : at + rows]
+                out.index_add_(0, of, self._gated(x[of], expert).float().mul_(weights[at : at + rows, None]))
+            first += count
         return out.to(x.dtype)
 
 

@@ -70,6 +70,13 @@ async def answers(path: Path, asked: list[Request], *, at_once: int, **config: A
         return await asyncio.gather(*(one(request) for request in asked))
 
 
+@pytest.mark.parametrize("model", ["random_mixture", "random_latent"])
+async def test_mixes_change_no_bit_of_experts(model: str, request: pytest.FixtureRequest) -> None:
+    path, asked = request.getfixturevalue(model), requests(REQUESTS // 6)
+    alone = await answers(path, asked, at_once=1, prefix_cache=False, dtype="float32")
+    assert await answers(path, asked[::-1], at_once=8, max_batch_tokens=64, dtype="float32") == alone[::-1]
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
 @pytest.mark.parametrize(
     ("dtype", "kernels"), [("bfloat16", "auto"), ("bfloat16", "torch"), ("float32", "torch")], ids=str
