@@ -275,8 +275,8 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
         kv_bytes = left_for_kv(decoder, device, batch_tokens=tokens, rows=rows, max_len=max_model_len)
     else:
         kv_bytes = free_bytes(device) // 4
-    if decoder.spec.recurrent_layers and config.state_bytes is None:
-        kv_bytes = int(kv_bytes * (1 - STATES_SHARE))  # so that both together take no more
+    if decoder.spec.recurrent_layers:  # both together take no more
+        kv_bytes -= config.state_bytes or int(STATES_SHARE * kv_bytes)
     return max(1, min(useful_blocks(config, max_model_len), kv_bytes // per_block))
 
 

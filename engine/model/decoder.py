@@ -222,13 +222,13 @@ class Decoder:
         )
         caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
         states = iter(() if kv.states is None else kv.states.layers())
-        rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
-        recurrent = RecurrentPlan(*rows, batch.positions.device, stepwise=self._stepwise)
+        recurrent = self._recurrent_plan(batch) if spec.recurrent_layers else None
         earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer in layers:
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
             if layer.recurrent is not None:
+                assert recurrent is not None, "the model has recurrent layers"
                 x.add_(layer.recurrent(normed, next(states), recurrent), alpha=spec.residual_multiplier)
             elif layer.taps is not None:
                 cache = next(caches)
@@ -243,6 +243,10 @@ class Decoder:
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             self._mlp(layer, x, normed)
+
+    def _recurrent_plan(self, batch: Batch) -> RecurrentPlan:
+        rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
+        return RecurrentPlan(*rows, batch.positions.device, stepwise=self._stepwise)
 
     def _attention(
         self,

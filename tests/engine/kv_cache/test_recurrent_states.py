@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine.outputs import SpanResult
 from tests.engine.kv_cache.test_kv_tiers import prompt
 
-SPAN = Span(GREEDY, max_tokens=6, ignore_eos=True)
+SPAN = Span(GREEDY, max_tokens=6, ignore_eos=True, logprobs=0)
 BLOCK = 4
 
 
@@ -21,27 +22,29 @@ def config(model: Path, **changes: Any) -> EngineConfig:
     return EngineConfig(str(model), **settings)
 
 
-async def fresh(model: Path, *prompts: list[int], span: Span = SPAN) -> list[tuple[int, ...]]:
-    """Returns the tokens after each prompt, of an engine that shares nothing."""
+async def assert_fresh(model: Path, found: list[SpanResult], prompts: list[list[int]]) -> None:
+    """Asserts that each result has the tokens of an engine that shares nothing, and their log-probabilities: a wrong
+    state moves these before another token is the likeliest."""
     async with await Engine.start(config(model, prefix_cache=False, max_running=1)) as engine:
-        found = []
-        for tokens in prompts:
+        for result, tokens in zip(found, prompts, strict=True):
             async with await engine.open(tokens) as seq:
-                found.append((await seq.generate_all(span)).token_ids)
-        return found
+                expected = await seq.generate_all(SPAN)
+            assert result.token_ids == expected.token_ids
+            likely = [each.logprob for each in expected.logprobs]
+            assert [each.logprob for each in result.logprobs] == pytest.approx(likely, abs=1e-4)
 
 
 async def test_a_turn_goes_on_from_the_last_whole_block_of_the_answer(random_recurrent: Path) -> None:
     first = prompt(0, 41)
     async with await Engine.start(config(random_recurrent)) as engine:
         async with await engine.open(first) as seq:
-            answer = (await seq.generate_all(SPAN)).token_ids
-        second = [*first, *answer, *prompt(1, 9)]
+            answer = await seq.generate_all(SPAN)
+        second = [*first, *answer.token_ids, *prompt(1, 9)]
         async with await engine.open(second) as seq:
             result = await seq.generate_all(SPAN)
         assert (await engine.stats()).states.found == 1
     assert result.cached_tokens == (41 + 6 - 1) // BLOCK * BLOCK
-    assert [answer, result.token_ids] == await fresh(random_recurrent, first, second)
+    await assert_fresh(random_recurrent, [answer, result], [first, second])
 
 
 async def test_a_second_branch_of_a_prompt_leaves_a_checkpoint_where_it_branched_off(random_recurrent: Path) -> None:
@@ -52,13 +55,13 @@ async def test_a_second_branch_of_a_prompt_leaves_a_checkpoint_where_it_branched
             async with await engine.open(text) as seq:
                 result = await seq.generate_all(SPAN)
                 cached.append(result.cached_tokens)
-                found.append(result.token_ids)
+                found.append(result)
     assert cached == [0, 0, 24]
-    assert found == await fresh(random_recurrent, *texts)
+    await assert_fresh(random_recurrent, found, texts)
 
 
 async def test_forks_and_their_parent_go_their_own_ways_from_one_state(random_recurrent: Path) -> None:
-    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
+    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 28)) as seq:
         await seq.generate_all(SPAN)
         tokens = list(seq.tokens)
         computed = (await engine.stats()).prompt_tokens
@@ -68,8 +71,8 @@ async def test_forks_and_their_parent_go_their_own_ways_from_one_state(random_re
         results = await asyncio.gather(*(each.generate_all(SPAN) for each in (seq, *children)))
         assert (await engine.stats()).prompt_tokens - computed == 2 * 3
         engine._core.check()
-    expected = await fresh(random_recurrent, tokens, *([*tokens, *prompt(text, 3)] for text in (1, 2)))
-    assert [each.token_ids for each in results] == expected
+    prompts = [tokens, *([*tokens, *prompt(text, 3)] for text in (1, 2))]
+    await assert_fresh(random_recurrent, results, prompts)
 
 
 @pytest.mark.parametrize("length", [30, 33, 35])
@@ -81,7 +84,17 @@ async def test_truncation_recomputes_from_the_nearest_checkpoint(random_recurren
         result = await seq.generate_all(SPAN)
         recomputed = (await engine.stats()).step_tokens - steps - len(result.token_ids)
     assert recomputed <= length - 28, "the prompt's last whole block ended at 28"
-    assert [result.token_ids] == await fresh(random_recurrent, tokens)
+    await assert_fresh(random_recurrent, [result], [tokens])
+
+
+async def test_tokens_appended_after_a_cut_do_not_meet_the_state_of_those_cut_off(random_recurrent: Path) -> None:
+    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
+        await seq.generate_all(SPAN)
+        seq.truncate(29)
+        seq.append(prompt(2, 12))
+        tokens = list(seq.tokens)
+        result = await seq.generate_all(SPAN)
+    await assert_fresh(random_recurrent, [result], [tokens])
 
 
 async def test_prompt_log_probabilities_read_a_cached_prompt_again(random_recurrent: Path) -> None:
@@ -135,7 +148,7 @@ async def test_an_evicted_checkpoint_comes_back_from_host_memory(random_recurren
                 found.append(await seq.generate_all(SPAN))
         tiers = (await engine.stats()).states.tiers
     assert tiers.host_hit_blocks == 1 and found[-1].cached_tokens == 24
-    assert [each.token_ids for each in found] == await fresh(random_recurrent, *texts, texts[0])
+    await assert_fresh(random_recurrent, found, [*texts, texts[0]])
 
 
 async def test_memory_for_less_than_two_states_is_refused(random_recurrent: Path) -> None:
