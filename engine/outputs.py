@@ -124,6 +124,8 @@ class Stats:
     resumed_reused_tokens: int = 0  # of those, not recomputed
     warmed_tokens: int = 0  # prefilled while idle, see `Engine.warm`; in no other count of prompts
     warmed_hit_tokens: int = 0  # of those, found by a request; each counts once
+    encoded_tokens: int = 0  # of images
+    encoder_seconds: float = 0.0
     tiers: TierStats = field(default_factory=TierStats)
 
     @property

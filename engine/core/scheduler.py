@@ -22,6 +22,7 @@ from engine.core.step import Row, Step
 from engine.kv_cache.allocation import KVPins, allocate, load_blocks, reclaim_victim
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.offload import OffloadTiers
+from engine.multimodal.encoder_cache import EncoderCache
 
 MAX_LOGITS = 512  # rows of logits in a step, unless it has more sequences: each takes a vocabulary of memory
 MAX_STEPS_AHEAD = 16  # steps scheduled ahead in a row while sequences wait: none could be admitted before
@@ -65,6 +66,7 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = SchedulerStats()
+        self.images = EncoderCache()  # a sequence waits for those that it has to read
         self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
@@ -363,7 +365,7 @@ class Scheduler:
                 self._full = True
                 return freed
             freed += self._preempt_row(victim, rows)
-        if self._load_blocks(seq):
+        if self._load_blocks(seq) or self.images.encodes(seq):
             self._soon = True
             return freed  # others run meanwhile
         del self.waiting[seq.id]
@@ -419,7 +421,7 @@ class Scheduler:
         return waits
 
     def _waits(self, seq: SequenceState) -> bool:
-        return self._tiers is not None and self._tiers.is_waiting(seq.id)
+        return self.images.is_waiting(seq.id) or (self._tiers is not None and self._tiers.is_waiting(seq.id))
 
     def _load_blocks(self, seq: SequenceState) -> bool:
         """Starts loading blocks that continue this sequence's K/V, where that is faster than recomputing; True when it
