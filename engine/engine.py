@@ -33,7 +33,7 @@ from engine.ipc.link import Link, Listener, PendingRequest, State
 from engine.kv_cache.snapshot import SavedImage, unpacked
 from engine.model.loader import name_of, read_json
 from engine.model.tokenizer import Tokenizer
-from engine.multimodal.image_file import ImageLimits, read_image
+from engine.multimodal.image_file import LIMITS, ImageLimits, read_image
 from engine.multimodal.image_input import (
     FIRST_IMAGE_ID,
     ImageInput,
@@ -201,7 +201,7 @@ class Engine:
         self.check_length(len(given) + 1)
         self.post(m.Warm(given, tenant, priority))
 
-    async def image(self, data: bytes, *, split: bool = True, limits: ImageLimits = ImageLimits()) -> ImageInput:
+    async def image(self, data: bytes, *, split: bool = True, limits: ImageLimits = LIMITS) -> ImageInput:
         """Reads and processes an image file, for a chat message or a prompt's tokens (`ImageInput.token_ids`).
 
         It is known to this engine while the result, or a sequence with it, is kept. Without `split` it is one tile.

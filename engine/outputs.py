@@ -33,7 +33,7 @@ class SpanOutput:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()  # one for each of token_ids, when the span asked for them
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first piece only; None for position 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first piece only; None for position 0 and images
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_tokens: int = 0  # tokens in the sequence when the span began

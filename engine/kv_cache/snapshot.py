@@ -1,8 +1,9 @@
 """Snapshots of sequences, and the header by which any K/V image is checked.
 
 A snapshot has a sequence's tokens, its images and the state of its sampling, to resume in another engine of the same
-model. Its K/V stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are refused as a
-whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the pool has it.
+model. Its K/V stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are
+refused as a whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the
+pool has it.
 The header has the fingerprint of the layout (model, dtype, shapes), the block's digest and a checksum; an image that
 does not fit is refused, and its tokens are recomputed. msgspec is imported where it is used: an engine that takes no
 snapshots runs without it.

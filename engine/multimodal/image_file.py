@@ -28,7 +28,10 @@ class ImageLimits:
     max_side: int = 65_500  # pixels: JPEG's own limit
 
 
-def read_image(data: bytes, limits: ImageLimits = ImageLimits()) -> Image:
+LIMITS = ImageLimits()
+
+
+def read_image(data: bytes, limits: ImageLimits = LIMITS) -> Image:
     """Returns the picture in `data`, the first frame of an animated one.
 
     Raises:
