@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -37,12 +38,14 @@ from engine.multimodal.image_file import LIMITS, ImageLimits, read_image
 from engine.multimodal.image_input import (
     FIRST_IMAGE_ID,
     ImageInput,
+    has_images,
     image_digest,
     image_tokens,
     key_of,
     lookup_keys,
     offset_of,
     placeholder,
+    without_images,
 )
 from engine.multimodal.image_processor import ImageProcessor
 from engine.outputs import Stats
@@ -224,8 +227,10 @@ class Engine:
         for image in images:
             self._images.update(dict.fromkeys(lookup_keys(image.digest), image))
 
-    def add_images(self, tokens: Iterable[int]) -> tuple[ImageInput, ...]:
+    def add_images(self, tokens: Tokens) -> tuple[ImageInput, ...]:
         """Sends the core the images whose placeholders are among `tokens`; returns them."""
+        if not has_images(tokens):
+            return ()
         images = tuple(dict.fromkeys(self._images[key_of(token)] for token in image_tokens(tokens)))
         for each in images:
             self.post(m.AddImage(each.digest, each.tiles, each.size, each.pixels))
@@ -366,12 +371,10 @@ class Engine:
                     "tokens", f"token id {token} is outside the vocabulary; accepted: 0 to {self.vocab_size - 1}."
                 )
 
-    def check_prompt(self, tokens: Iterable[int]) -> None:
+    def check_prompt(self, tokens: Tokens) -> None:
         """Raises `InvalidParameter` for a token that is neither of the vocabulary nor of an image known here."""
-        for token in tokens:
-            if token < FIRST_IMAGE_ID:
-                self.check_tokens((token,))
-                continue
+        self.check_tokens(without_images(tokens))
+        for token in image_tokens(tokens) if has_images(tokens) else ():
             image = self._images.get(key_of(token))
             offset = offset_of(token)
             if image is None or offset >= image.features or placeholder(image.digest, offset) != token:

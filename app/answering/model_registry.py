@@ -16,6 +16,7 @@ from app.admission.request_budget import enter
 from app.answering.answer_plan import AnswerPlan
 from app.answering.model_cascade import ModelCascade, Plan, allowed_models, gate_of
 from app.answering.remote_model import RemoteModel, RemotePlan
+from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
@@ -65,6 +66,9 @@ class ModelRegistry:
             path = settings.model if first else settings.models[name]
             parser = settings.tool_call_parser if first else "auto"
             served.append(ServedModel(engine, path, name, parser, warm_next_turn=settings.warm_next_turn))
+        images = RequestImages([each.name for each in served if each.sees], web=settings.web)
+        for each in served:
+            each.images = images
         if len(served) < 2 and last is None:
             return cls(served, None, remotes)
         by_name = {each.name: each for each in served}

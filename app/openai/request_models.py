@@ -235,6 +235,15 @@ class TextPart(BaseModel):
     text: str
 
 
+class MessageImage(BaseModel):
+    """An image of a message, `at` characters into its text. `where` is its place in the request."""
+
+    at: int
+    url: str
+    detail: Literal["auto", "low", "high"]
+    where: str
+
+
 class ChatMessage(BaseModel):
     """One turn. `content` is joined text once checked."""
 
@@ -242,6 +251,7 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str
+    images: list[MessageImage] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None  # as templates take them: arguments are objects

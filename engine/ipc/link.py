@@ -7,7 +7,7 @@ Knows nothing of threads or processes; `engine.Engine` implements the handle's v
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 from engine.config import Fallback
@@ -69,9 +69,9 @@ class Client(Protocol):
 
     def check_tokens(self, tokens: Iterable[int]) -> None: ...
 
-    def check_prompt(self, tokens: Iterable[int]) -> None: ...
+    def check_prompt(self, tokens: Sequence[int]) -> None: ...
 
-    def add_images(self, tokens: Iterable[int]) -> tuple[ImageInput, ...]: ...
+    def add_images(self, tokens: Sequence[int]) -> tuple[ImageInput, ...]: ...
 
     def check_length(self, length: int) -> None: ...
 

@@ -41,7 +41,7 @@ VISION = {
 }  # fmt: skip
 
 
-def build(family: str = "SmolVLM", seed: int = 7, text: Mapping[str, Any] = {}, **vision: Any) -> Any:  # noqa: B006
+def build(family: str = "SmolVLM", seed: int = 7, text: Mapping[str, Any] = {}, **vision: Any) -> Any:
     """A random model of transformers. Any: its classes are untyped."""
     image = byte_tokenizer(SPECIAL).token_to_id("<image>")
     sizes = {**tiny.SIZES, "model_type": "llama", "max_position_embeddings": 1024, **text}
