@@ -227,7 +227,7 @@ class Engine:
         for image in images:
             self._images.update(dict.fromkeys(lookup_keys(image.digest), image))
 
-    def add_images(self, tokens: Tokens) -> tuple[ImageInput, ...]:
+    def add_images(self, tokens: Tokens[int]) -> tuple[ImageInput, ...]:
         """Sends the core the images whose placeholders are among `tokens`; returns them."""
         if not has_images(tokens):
             return ()
@@ -371,7 +371,7 @@ class Engine:
                     "tokens", f"token id {token} is outside the vocabulary; accepted: 0 to {self.vocab_size - 1}."
                 )
 
-    def check_prompt(self, tokens: Tokens) -> None:
+    def check_prompt(self, tokens: Tokens[int]) -> None:
         """Raises `InvalidParameter` for a token that is neither of the vocabulary nor of an image known here."""
         self.check_tokens(without_images(tokens))
         for token in image_tokens(tokens) if has_images(tokens) else ():

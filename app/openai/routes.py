@@ -46,8 +46,9 @@ def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
 def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, Any]:
     """
     `thinks`, `tools`, `sees` and `embeds` say whether it thinks, takes tools, reads images, and whether it is the
-    embedder. `auto` has the longest context among its models, thinks and sees where all of them do, and takes no tools. A remote model's context and
-    thinking are not known here; `remote` says that it is one, or of `auto`, that it may ask one.
+    embedder. `auto` has the longest context among its models, thinks and sees where all of them do, and takes no tools.
+    A remote model's context and thinking are not known here; `remote` says that it is one, or of `auto`, that it may
+    ask one.
 
     Raises:
         ApiError: 404 `model_not_found`.

@@ -141,7 +141,7 @@ class InFlightSteps:
         if not self._scheduler.has_work:
             return
         began, step = self._clock(), self._scheduler.schedule()
-        idle = step.saves or self._scheduler.stalled or not self._scheduler.has_work
+        idle = step.saves or self._scheduler.stalled or self._scheduler.images.pending or not self._scheduler.has_work
         if not step.rows and idle:  # blocks are offloaded or loaded, or there was nothing left to warm
             self._save(step)
             self._scheduler.complete(step)

@@ -31,7 +31,8 @@ TOLERANCE = 1e-3
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
     made = {}
-    for family, vision in {"SmolVLM": {}, "Idefics3": {"image_size": 40, "hidden_act": "gelu"}}.items():
+    changed: dict[str, dict[str, Any]] = {"SmolVLM": {}, "Idefics3": {"image_size": 40, "hidden_act": "gelu"}}
+    for family, vision in changed.items():
         model = seeing.build(family, **vision)
         made[family] = model, seeing.write(tmp_path_factory.mktemp("models") / family, model)
     return made
