@@ -10,13 +10,14 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.errors import invalid
 from engine.errors import InvalidImage
-from engine.multimodal.image_file import ImageLimits
+from engine.multimodal.image_file import ImageLimits, read_image
 from engine.multimodal.image_input import ImageInput
 from tools.web import Fetcher, FetchError
 
@@ -55,18 +56,35 @@ class RequestImages:
         places = [image for message in messages for image in message.get("images") or ()]
         if not places:
             return list(messages)
-        if engine.image_processor is None:
-            seeing = ", ".join(map(repr, self.seeing))
-            other = f"the model {seeing}" if self.seeing else f"a model that sees; families that do: {SEEING_FAMILIES}"
-            raise invalid(
-                places[0]["where"], f"{places[0]['where']} is an image, and the model {name!r} reads text alone; "
-                f"accepted: text, or {other}.", "model_cannot_see",
-            )  # fmt: skip
+        self.check_seeing(engine, name, places, places[0]["where"])
         if len(places) > MAX_IMAGES:
             where = places[MAX_IMAGES]["where"]
             raise invalid(where, f"The request has {len(places)} images; accepted: at most {MAX_IMAGES}.")
         read = {id(place): await self._read(place, engine, name) for place in places}
         return [_parted(message, read) for message in messages]
+
+    def check_seeing(self, engine: Engine, name: str, images: Sequence[object], where: str) -> None:
+        """Raises ApiError where there are images and the model sees none: 400, naming models that do."""
+        if images and engine.image_processor is None:
+            seeing = ", ".join(map(repr, self.seeing))
+            other = f"the model {seeing}" if self.seeing else f"a model that sees; families that do: {SEEING_FAMILIES}"
+            message = f"{where} has an image, and the model {name!r} reads text alone; accepted: text, or {other}."
+            raise invalid(where, message, "model_cannot_see")
+
+    async def stripped(self, url: str, where: str) -> str:
+        """Returns a `data:` URL of the same picture, upright, without any metadata: what is kept of it.
+
+        Raises:
+            ApiError: 400: it is no such URL, or no image that is read.
+        """
+        if url[:5].lower() != "data:":
+            raise invalid(where, f'{where} is {url!r:.60}; accepted: "data:image/png;base64,…" (png, jpeg, webp, gif).')
+        data = decoded(url, where)
+        try:
+            async with self._decoding:
+                return await asyncio.to_thread(_rewritten, data)
+        except InvalidImage as error:
+            raise invalid(where, f"{where}: {error}", error.code) from None
 
     async def _read(self, place: Json, engine: Engine, name: str) -> ImageInput:
         where, split = place["where"], place["detail"] != "low"
@@ -118,6 +136,14 @@ def decoded(url: str, where: str) -> bytes:
         return base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
         raise invalid(where, f"{where} is not valid base64 ({error}); {_ACCEPTED}.") from None
+
+
+def _rewritten(data: bytes) -> str:
+    """Returns an image file's picture alone, as JPEG where it was one, else as PNG."""
+    image, written = read_image(data, LIMITS), io.BytesIO()
+    kind = "jpeg" if data.startswith(b"\xff\xd8") else "png"
+    image.save(written, kind, **({"quality": 95} if kind == "jpeg" else {}))
+    return f"data:image/{kind};base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
 def _parted(message: Mapping[str, Any], read: Mapping[int, ImageInput]) -> Json:

@@ -95,7 +95,7 @@ async def plan_chat(
         served, prompt, span, remaining, reasoning_config, variables, calling.plan,
         check=None if held is None else held.check,
         warnings=(*calling.warnings, *(() if held is None else held.warnings)),
-        selected=calling.selected, render=render,
+        selected=calling.selected, render=render, seen=messages,
     )  # fmt: skip
 
 
