@@ -28,7 +28,7 @@ from tools.web import Fetcher
 def seer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = seeing.build(text={"tie_word_embeddings": False, "max_position_embeddings": 2048})
     path = seeing.write(tmp_path_factory.mktemp("models") / "seer", model)
-    with serving(path, tmp_path_factory.mktemp("data")) as server:
+    with serving(path, tmp_path_factory.mktemp("data"), ollama_api=True) as server:
         yield server
 
 
@@ -87,7 +87,7 @@ def test_low_detail_takes_fewer_tokens(web: httpx.Client) -> None:
 def test_every_api_gives_the_image_to_the_model(web: httpx.Client) -> None:
     data = png(64, 48, seed=5)
     encoded, url = base64.b64encode(data).decode(), data_url(data)
-    greedy = {"temperature": 0}
+    greedy: dict[str, Any] = {"temperature": 0}
     content = ask(web, chat(part(url), **greedy))
     expected = content["choices"][0]["message"]["content"]
     text = {"type": "text", "text": "What is it?"}
@@ -174,7 +174,7 @@ def test_there_may_be_so_many(web: httpx.Client) -> None:
 
 def test_images_that_do_not_fit_the_context_are_refused_with_numbers(web: httpx.Client) -> None:
     parts = [part(data_url(png(64, 64, seed))) for seed in range(16)] * 1
-    body = chat(*parts, text="x" * 1400)
+    body = chat(*parts, text="x" * 1700)
     reply = web.post("/v1/chat/completions", json=body)
     assert reply.status_code == 400 and "16 images" in reply.text
 
@@ -216,7 +216,7 @@ SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><script>ale
 HOSTILE: dict[str, bytes] = {
     "empty": b"", "one byte": b"\x89", "text": b"hello, I am no image" * 9, "zeros": bytes(5000),
     "png signature alone": PNG[:8], "png header alone": PNG[:33], "png cut in half": PNG[: len(PNG) // 2],
-    "png cut before the end": PNG[:-20], "png with a broken checksum": PNG[:40] + b"\xff\xff" + PNG[42:],
+    "png with a broken checksum": PNG[:40] + b"\xff\xff" + PNG[42:],
     "png without pixels": bare_png(8, 8, b""), "png with too few pixels": bare_png(64, 64),
     "png of zero width": bare_png(0, 9), "png of zero height": bare_png(9, 0), "png of no size": bare_png(0, 0),
     "bomb of a billion pixels": bare_png(32_000, 32_000), "bomb of 4 gigapixels": bare_png(65_500, 65_500),
@@ -244,6 +244,7 @@ ODD: dict[str, bytes] = {
     "alpha": saved(picture(30, 20).convert("RGBA"), "PNG"), "grey and alpha": saved(picture(9, 9).convert("LA"), "PNG"),
     "animated gif": animation("GIF"), "animated webp": animation("WEBP"), "animated png": animation("PNG"),
     "progressive jpeg": saved(picture(60, 40), "JPEG", progressive=True), "webp": saved(picture(60, 40), "WEBP"),
+    "png without its last chunk": PNG[:-12],
     "png and zip in one": PNG + b"PK\x03\x04" + bytes(60), "jpeg and html in one": JPEG + b"<script>alert(1)</script>",
 }  # fmt: skip
 
@@ -329,7 +330,7 @@ def site() -> Iterator[Callable[[str, bytes, str], str]]:
 
         def put(path: str, body: bytes, kind: str) -> str:
             pages[path] = body, kind
-            return f"http://127.0.0.1:{server.server_port}{path}"
+            return f"http://pictures.test:{server.server_port}{path}"
 
         put.port = server.server_port  # type: ignore[attr-defined]  # for the fetcher
         yield put
@@ -342,7 +343,13 @@ async def test_addresses_are_fetched_where_the_operator_allows_it(
     from tools.web import FetchConfig
 
     def fetcher() -> Fetcher:
-        return Fetcher(FetchConfig(ports=(site.port,)), refusal=lambda address: None)  # type: ignore[attr-defined]
+        async def here(host: str, port: int) -> list[str]:
+            return ["10.0.0.1" if host == "inside.test" else "127.0.0.1"]
+
+        def refusal(address: Any) -> str | None:
+            return None if str(address) == "127.0.0.1" else "private"
+
+        return Fetcher(FetchConfig(ports=(site.port,)), resolve=here, refusal=refusal)  # type: ignore[attr-defined]
 
     async def read(url: str, *, web: bool = True) -> Any:
         images = RequestImages(web=web, fetcher=fetcher())
@@ -357,7 +364,7 @@ async def test_addresses_are_fetched_where_the_operator_allows_it(
     for url, why in (
         (site("/page", b"<p>", "text/html"), "text/html"),
         (site("/large", bytes(LIMITS.max_bytes + 1), "image/png"), "more than"),
-        (site("/inside", b"http://10.0.0.1:9/", "redirect"), "cannot be fetched"),
+        (site("/inside", b"http://inside.test:%d/" % site.port, "redirect"), "private"),  # type: ignore[attr-defined]
     ):
         with pytest.raises(Exception, match=why):
             seer.on_loop(read(url))
@@ -375,3 +382,50 @@ def test_the_files_of_a_model_that_sees_are_whole(tmp_path: Path) -> None:
     (path / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match="preprocessor_config"):
         ImageProcessor.load(path, read_json(path / "config.json"))
+
+
+# -- chats
+
+
+def test_a_chat_keeps_its_images_and_lets_them_go(web: httpx.Client) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "taken at home"
+    url = data_url(saved(picture(64, 40), "JPEG", exif=exif), "image/jpeg")
+    chat_id = web.post("/api/chats", json={}).json()["id"]
+    begun = web.post(f"/api/chats/{chat_id}/runs", json={"content": "What is it?", "images": [url], "max_tokens": 4})
+    assert begun.status_code == 202, begun.text
+    events = web.get(f"/api/runs/{begun.json()['run_id']}/events").text
+    assert "run.completed" in events or "answer.done" in events, events[-600:]
+    question = web.get(f"/api/chats/{chat_id}").json()["messages"][0]
+    (kept,) = question["images"]
+    assert kept.startswith("data:image/jpeg;base64,")
+    assert b"taken at home" not in base64.b64decode(kept.partition(",")[2])
+    again = web.post(f"/api/chats/{chat_id}/runs", json={"content": "And now?", "max_tokens": 4}).json()
+    assert "answer.done" in web.get(f"/api/runs/{again['run_id']}/events").text
+    exported = web.get("/api/chats/export").json()
+    mine = next(each for each in exported["chats"] if each["messages"] and each["messages"][0]["images"] == [kept])
+    page = web.get(f"/api/chats/{chat_id}/export?format=html").text
+    assert f'src="{kept}"' in page and "img-src data:" in page
+    copies = web.post("/api/chats/import", json={**exported, "chats": [mine]})
+    assert copies.status_code in (200, 201), copies.text
+    (copy,) = copies.json()["chats"] if "chats" in copies.json() else copies.json()["ids"]
+    copy_id = copy["id"] if isinstance(copy, dict) else copy
+    assert web.get(f"/api/chats/{copy_id}").json()["messages"][0]["images"] == [kept]
+    mine["messages"][0]["images"] = ["https://example.org/a.png"]
+    assert web.post("/api/chats/import", json={**exported, "chats": [mine]}).status_code == 400
+    assert web.delete(f"/api/chats/{chat_id}").status_code == 200
+    assert web.get(f"/api/chats/{chat_id}").status_code == 404
+
+
+@pytest.mark.parametrize("images", [[], ["https://example.org/a.png"], [data_url(b"none")], ["x"] * 17, [5]])
+def test_images_of_a_question_are_checked_before_it_is_kept(web: httpx.Client, images: list[Any]) -> None:
+    chat_id = web.post("/api/chats", json={}).json()["id"]
+    reply = web.post(f"/api/chats/{chat_id}/runs", json={"content": "What?", "images": images})
+    assert reply.status_code == 400 and reply.json()["error"]["param"].startswith("images"), reply.text
+    assert web.get(f"/api/chats/{chat_id}").json()["messages"] == []
+
+
+def test_a_question_with_images_to_a_model_that_reads_text_is_not_kept(http: httpx.Client) -> None:
+    chat_id = http.post("/api/chats", json={}).json()["id"]
+    reply = http.post(f"/api/chats/{chat_id}/runs", json={"content": "What?", "images": [data_url(PNG)]})
+    assert reply.status_code == 400 and reply.json()["error"]["code"] == "model_cannot_see"
