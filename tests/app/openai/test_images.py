@@ -18,6 +18,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from app.answering.request_images import LIMITS, RequestImages
+from app.cli.terminal import RemoteChat, converse, image_parts
+from app.config import BadSetting
 from tests.app.conftest import Server, serving
 from tests.engine.multimodal import seeing
 from tests.engine.multimodal.seeing import picture, png
@@ -330,7 +332,7 @@ def site() -> Iterator[Callable[[str, bytes, str], str]]:
 
         def put(path: str, body: bytes, kind: str) -> str:
             pages[path] = body, kind
-            return f"http://pictures.test:{server.server_port}{path}"
+            return f"http://pictures.example.org:{server.server_port}{path}"
 
         put.port = server.server_port  # type: ignore[attr-defined]  # for the fetcher
         yield put
@@ -344,7 +346,7 @@ async def test_addresses_are_fetched_where_the_operator_allows_it(
 
     def fetcher() -> Fetcher:
         async def here(host: str, port: int) -> list[str]:
-            return ["10.0.0.1" if host == "inside.test" else "127.0.0.1"]
+            return ["10.0.0.1" if host == "inside.example.org" else "127.0.0.1"]
 
         def refusal(address: Any) -> str | None:
             return None if str(address) == "127.0.0.1" else "private"
@@ -364,7 +366,7 @@ async def test_addresses_are_fetched_where_the_operator_allows_it(
     for url, why in (
         (site("/page", b"<p>", "text/html"), "text/html"),
         (site("/large", bytes(LIMITS.max_bytes + 1), "image/png"), "more than"),
-        (site("/inside", b"http://inside.test:%d/" % site.port, "redirect"), "private"),  # type: ignore[attr-defined]
+        (site("/inside", b"http://inside.example.org:%d/" % site.port, "redirect"), "private"),  # type: ignore[attr-defined]
     ):
         with pytest.raises(Exception, match=why):
             seer.on_loop(read(url))
@@ -408,8 +410,7 @@ def test_a_chat_keeps_its_images_and_lets_them_go(web: httpx.Client) -> None:
     assert f'src="{kept}"' in page and "img-src data:" in page
     copies = web.post("/api/chats/import", json={**exported, "chats": [mine]})
     assert copies.status_code in (200, 201), copies.text
-    (copy,) = copies.json()["chats"] if "chats" in copies.json() else copies.json()["ids"]
-    copy_id = copy["id"] if isinstance(copy, dict) else copy
+    (copy_id,) = copies.json()["chat_ids"]
     assert web.get(f"/api/chats/{copy_id}").json()["messages"][0]["images"] == [kept]
     mine["messages"][0]["images"] = ["https://example.org/a.png"]
     assert web.post("/api/chats/import", json={**exported, "chats": [mine]}).status_code == 400
@@ -429,3 +430,26 @@ def test_a_question_with_images_to_a_model_that_reads_text_is_not_kept(http: htt
     chat_id = http.post("/api/chats", json={}).json()["id"]
     reply = http.post(f"/api/chats/{chat_id}/runs", json={"content": "What?", "images": [data_url(PNG)]})
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "model_cannot_see"
+
+
+def test_the_terminal_shows_images_with_the_first_question(
+    seer: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["What is it?", "And now?", "/exit"])
+    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
+    asked: list[Any] = []
+    answer = RemoteChat.answer
+
+    def recorded(self: RemoteChat, messages: Any) -> Any:
+        asked.append(messages)
+        return answer(self, messages)
+
+    monkeypatch.setattr(RemoteChat, "answer", recorded)
+    file = tmp_path / "a.png"
+    file.write_bytes(PNG)
+    converse(seer.url, None, None, [file])
+    assert "accepted" not in capsys.readouterr().out
+    assert [[part["type"] for part in each[-1]["content"]] for each in asked[:1]] == [["image_url", "text"]]
+    assert len(asked) == 2 and asked[1][0] == asked[0][0] and asked[1][-1]["content"] == "And now?"
+    with pytest.raises(BadSetting, match="cannot be read"):
+        image_parts([tmp_path / "none.png"])
