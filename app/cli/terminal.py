@@ -109,10 +109,9 @@ class LocalChat:
         return cls(ServedModel(engine, settings.model))
 
     async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
+        from app.openai.chat_messages import turns
         from engine import Span
         from reasoning.thinking import think_and_answer
-
-        from app.openai.chat_messages import turns
 
         served = self._served
         shown = await served.images.in_parts(turns(messages), served.engine, served.name)
