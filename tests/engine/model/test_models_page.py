@@ -38,6 +38,8 @@ _MODELS = {
     "gemma3": "Gemma 3 with vision: the text",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
     "granite": "Granite 3",
+    "idefics3": "Idefics3, with images",
+    "smolvlm": "SmolVLM, SmolVLM2, with images",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
     "olmoe": "OLMoE",
@@ -54,7 +56,10 @@ def specs(family: Family) -> list[ModelSpec]:
     """Of tiny's models of a family, widened to what kernels want; of one with vision, those of its text."""
     found = []
     for config_class, model_class, changed in tiny.MODELS.values():
-        text = {"gemma3": "Gemma3ForCausalLM", "mistral3": "Ministral3ForCausalLM"}.get(family.model_type)
+        text = {
+            "gemma3": "Gemma3ForCausalLM", "mistral3": "Ministral3ForCausalLM", "idefics3": "LlamaForCausalLM",
+            "smolvlm": "LlamaForCausalLM",
+        }.get(family.model_type)  # fmt: skip
         if model_class in family.architectures or model_class == text:
             made: Any = getattr(transformers, config_class)(**{**tiny.SIZES, **changed})
             config = {**made.to_dict(), "architectures": [model_class]}
