@@ -2,7 +2,7 @@
 
 A random checkpoint of SmolVLM's shape (tiles of 512 pixels, 64 tokens each), small by default. A second question about
 an image: the share of its prompt that is cached. And the gaps between the tokens of other streams while 2,176 image
-tokens are encoded, against the same streams just before, in pairs; and while these tokens are read after that.
+tokens are encoded, against the same streams just before and after, in pairs; and while these tokens are read after that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Shape = Literal["small", "256m"]
 STREAMS = 4  # that decode meanwhile
 SIDE = 2048  # pixels: 17 tiles an image
 IMAGES = 2
-SETTLE_S = 2.0  # of decoding before each image, as long as the baseline is measured at least
+SETTLE_S = 2.0  # of decoding before anything is measured
+ALONE_S = 12.0  # of the baseline, once before the images and once after them
 MARKS = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 SHAPES: dict[str, tuple[Json, Json]] = {
     "small": (
@@ -127,7 +128,7 @@ async def pair(engine: Engine, number: int) -> Json:
     streams = [asyncio.create_task(stream(engine, at, gaps, stop)) for at in range(STREAMS)]
     await asyncio.sleep(SETTLE_S)
     began = time.perf_counter()
-    await asyncio.sleep(SETTLE_S)
+    await asyncio.sleep(ALONE_S)
     asked, encoded = time.perf_counter(), float("inf")
     before = (await engine.stats()).encoder_seconds
     async with await engine.open(tokens) as seq:
@@ -140,9 +141,12 @@ async def pair(engine: Engine, number: int) -> Json:
         out = await seq.generate_all(Span(GREEDY, max_tokens=1, ignore_eos=True))
     answered = time.perf_counter()
     seconds = (await engine.stats()).encoder_seconds - before
+    await asyncio.sleep(ALONE_S)
+    ended = time.perf_counter()
     stop.set()
     await asyncio.gather(*streams)
-    alone, during = gaps.between(began, asked), gaps.between(asked, encoded)
+    alone = gaps.between(began, asked) + gaps.between(answered + 0.5, ended)
+    during = gaps.between(asked, encoded)
     reads = gaps.between(encoded, answered)
     assert out.cached_tokens < len(tokens) // 10, "the images were encoded before"
     return {

@@ -13,7 +13,6 @@ from engine.families import (
     gemma3,
     glm4,
     granite,
-    idefics3,
     lfm2,
     llama,
     ministral3,
@@ -33,7 +32,7 @@ FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo2, olmo3, glm4, cohere, lfm2)),
     *mixtures.FAMILIES,
-    *(idefics3.IDEFICS3, idefics3.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
+    *(llama.IDEFICS3, llama.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 

@@ -277,7 +277,7 @@ class Fetcher:
         return sorted(dict.fromkeys(found), key=lambda address: address.version)
 
     async def _request(self, at: Target, wanted: _Wanted[T]) -> T | str:
-        """What is wanted, or where the site says that it is."""
+        """Requests one address: returns the result, or the address of a redirect."""
         config = self.config
         backend = Pinned(await self._checked(at), wanted.max_bytes + config.max_header_bytes + _SLACK)
         headers = [

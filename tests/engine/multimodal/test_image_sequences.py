@@ -13,6 +13,7 @@ import pytest
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.errors import BadSnapshot, ContextLengthExceeded, InvalidImage, InvalidParameter
 from engine.ipc.supervisor import SupervisedLink
+from engine.kernels import cpu
 from engine.multimodal.image_input import FIRST_IMAGE_ID, ImageInput, key_of, offset_of, placeholder
 from tests.engine.multimodal import seeing
 from tests.engine.multimodal.seeing import png
@@ -264,3 +265,22 @@ async def test_a_core_that_is_killed_gets_its_images_again(model: Path) -> None:
                     os.kill(link.pid, signal.SIGKILL)
                 found += piece.token_ids
         assert tuple(found) == expected
+
+
+@pytest.mark.parametrize("changed", [{}, {"quantization": "int8"}, {"kv_dtype": "int4", "kv_max_kl": 100.0}])
+async def test_the_cpus_own_layers_read_the_rows_of_images(tmp_path: Path, changed: dict[str, object]) -> None:
+    if cpu.library() is None:
+        pytest.skip(f"no kernels in C++ here: {cpu.unavailable()}")
+    sizes = {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160}
+    path = seeing.write(tmp_path, seeing.build(text={**sizes, "tie_word_embeddings": False}))
+    found = []
+    for settings in ({"kernels": "torch"}, {"dtype": "bfloat16", **changed}):
+        async with await Engine.start(config(path, **settings)) as engine:
+            tokens = await asked(engine, "What?", 11, 12)
+            async with await engine.open(tokens) as seq:
+                out = await seq.generate_all(Span(GREEDY, max_tokens=1, logprobs=64, ignore_eos=True))
+            found.append(dict(out.logprobs[0].top))
+    assert engine.numerics.kernels != "torch"
+    shared = found[0].keys() & found[1].keys()
+    likeliest = sorted(shared, key=lambda token: -found[0][token])[:5]
+    assert len(shared) > 40 and max(abs(found[0][each] - found[1][each]) for each in likeliest) < 0.35
