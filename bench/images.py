@@ -2,7 +2,7 @@
 
 A random checkpoint of SmolVLM's shape (tiles of 512 pixels, 64 tokens each), small by default. A second question about
 an image: the share of its prompt that is cached. And the gaps between the tokens of other streams while 2,176 image
-tokens are encoded, against the same streams just before and after, in pairs; and while these tokens are read after that.
+tokens are encoded, against the same streams just before and after, in pairs; and while they are read after that.
 """
 
 from __future__ import annotations

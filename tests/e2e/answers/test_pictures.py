@@ -14,7 +14,9 @@ from PIL import Image
 
 from tests.app.conftest import Server, serving
 from tests.e2e.conftest import Watch
+from tests.e2e.support.real_server import RealServer, add
 from tests.engine.multimodal import seeing
+from tests.retrieval import made
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -96,6 +98,22 @@ def test_pictures_are_shown_sent_and_kept(page: Page, seer: Server) -> None:
     jpeg = base64.b64decode(first.partition(",")[2])
     assert b"taken at home" not in jpeg and Image.open(io.BytesIO(jpeg)).size == (30, 60)
     assert second.startswith("data:image/png")
+
+
+def test_the_picture_of_a_scanned_page_is_asked_about(page: Page, documents_server: RealServer) -> None:
+    """The server's model reads text; the page is told that it sees."""
+    from playwright.sync_api import Route, expect
+
+    def seeing_models(route: Route) -> None:
+        reply = route.fetch()
+        found = reply.json()
+        route.fulfill(response=reply, json={**found, "data": [{**each, "sees": True} for each in found["data"]]})
+
+    page.route("**/v1/models", seeing_models)
+    number = add(documents_server, "scan.pdf", made.pdf([["A dam of beavers."], ["A hive of bees."]]))
+    page.goto(f"{documents_server.url}/documents/{number}")
+    page.get_by_role("button", name="Ask about the picture of this page").click()
+    expect(page.get_by_role("img", name="Picture 1: scan.pdf, page 1.png")).to_be_visible()
 
 
 def test_where_the_model_reads_text_alone_the_button_says_so(page: Page, reader: Server) -> None:

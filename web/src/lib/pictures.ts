@@ -14,6 +14,19 @@ const SIDE = 2048; // pixels
 const LOSSLESS = 1_500_000; // characters: a PNG that is longer becomes a JPEG
 const QUALITY = 0.9;
 
+let given: readonly File[] = []; // elsewhere, for the next question
+
+/** Has a picture shown with the next question, wherever that is written. */
+export function giveNext(file: File): void {
+  given = [...given, file];
+}
+
+export function takeGiven(): readonly File[] {
+  const taken = given;
+  given = [];
+  return taken;
+}
+
 export const isPicture = (file: File): boolean => PICTURE_TYPES.includes(file.type);
 
 /** The size of a picture whose longer side is at most `most` pixels. */
