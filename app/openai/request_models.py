@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
@@ -251,7 +252,7 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str
-    images: list[MessageImage] | None = None
+    images: SkipJsonSchema[list[MessageImage] | None] = None  # of the content's parts, once checked
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None  # as templates take them: arguments are objects

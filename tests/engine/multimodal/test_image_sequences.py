@@ -267,7 +267,7 @@ async def test_a_core_that_is_killed_gets_its_images_again(model: Path) -> None:
         assert tuple(found) == expected
 
 
-@pytest.mark.parametrize("changed", [{}, {"quantization": "int8"}, {"kv_dtype": "int4", "kv_max_kl": 100.0}])
+@pytest.mark.parametrize("changed", [{}, {"quantization": "int8"}])
 async def test_the_cpus_own_layers_read_the_rows_of_images(tmp_path: Path, changed: dict[str, object]) -> None:
     if cpu.library() is None:
         pytest.skip(f"no kernels in C++ here: {cpu.unavailable()}")
