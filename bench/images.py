@@ -68,7 +68,7 @@ def checkpoint(path: Path, shape: Shape, tokenizer: Path) -> Path:
             "rope_theta": 100_000.0, "tie_word_embeddings": False,
         },
         vision_config={**vision, "image_size": 512, "patch_size": 16}, scale_factor=4,
-        image_token_id=words.token_to_id("<image>"), tie_word_embeddings=False,
+        image_token_id=words.get_vocab()["<image>"], tie_word_embeddings=False,
     )  # fmt: skip
     model: Any = transformers.SmolVLMForConditionalGeneration(config)
     model.to(torch.bfloat16).save_pretrained(path)

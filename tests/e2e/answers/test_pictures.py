@@ -73,7 +73,7 @@ def test_pictures_are_shown_sent_and_kept(page: Page, seer: Server) -> None:
     expect(button).to_have_attribute("aria-disabled", "false")
     with page.expect_file_chooser() as chooser:
         button.click()
-    chooser.value.set_files([{"name": "home.jpg", "mimeType": "image/jpeg", "buffer": turned()}])
+    chooser.value.set_files({"name": "home.jpg", "mimeType": "image/jpeg", "buffer": turned()})
     shown = page.get_by_role("list", name="Pictures").get_by_role("img")
     expect(shown).to_have_count(1)
     expect(page.get_by_role("img", name="Picture 1: home.jpg")).to_be_visible()

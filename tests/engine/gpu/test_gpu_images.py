@@ -13,10 +13,14 @@ from tests.engine.multimodal.test_image_sequences import asked
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.slow]
 
 
-async def test_rows_of_images_reach_the_layers(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
-    path = seeing.write(tmp_path, seeing.build(text={**sizes, "tie_word_embeddings": False}))
-    common = {"model": str(path), "kv_blocks": 40, "max_running": 2}
+    return seeing.write(tmp_path_factory.mktemp("gpu"), seeing.build(text={**sizes, "tie_word_embeddings": False}))
+
+
+async def test_rows_of_images_reach_the_layers(checkpoint: Path) -> None:
+    common = {"model": str(checkpoint), "kv_blocks": 40, "max_running": 2}
     found = []
     for settings in ({"device": "cpu", "dtype": "float32", "kernels": "torch"}, {"device": "cuda", "dtype": "float16"}):
         async with await Engine.start(EngineConfig(**common, **settings)) as engine:  # type: ignore[arg-type]  # fields of it

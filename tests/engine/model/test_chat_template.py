@@ -96,7 +96,7 @@ PARTS = """
 
 def test_a_template_of_parts_gets_strings_as_parts() -> None:
     said = chat(("system", "Be brief."), ("user", "Hello."), ("assistant", "Hi."))
-    assert render(PARTS, said) == "<system>Be brief.\n<user>Hello.\n<assistant>Hi.\n"
+    assert render(PARTS, said) == "<system>Be brief.<user>Hello.<assistant>Hi."
     shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}, *said[2:]]
-    assert render(PARTS, shown) == "<user><image>What?\n<assistant>Hi.\n"
-    assert render(PARTS, [{"role": "assistant", "content": None}]) == "<assistant>\n"
+    assert render(PARTS, shown) == "<user><image>What?<assistant>Hi."
+    assert render(PARTS, [{"role": "assistant", "content": None}]) == "<assistant>"
