@@ -76,6 +76,9 @@ def test_usage_counts_the_tokens_of_images_and_a_second_question_finds_them(web:
     assert first["usage"]["prompt_tokens"] - plain > 5 * seeing.FEATURES
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= 5 * seeing.FEATURES
+    metrics = dict(line.rsplit(" ", 1) for line in web.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(metrics["ponder_encoded_image_tokens_total"]) >= 5 * seeing.FEATURES
+    assert float(metrics["ponder_encoder_seconds_total"]) > 0
 
 
 def test_low_detail_takes_fewer_tokens(web: httpx.Client) -> None:
