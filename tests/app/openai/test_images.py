@@ -267,6 +267,7 @@ def test_there_are_forty_of_them() -> None:
     assert len(HOSTILE) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_odd_images_are_served(web: httpx.Client, name: str) -> None:
     assert ask(web, chat(part(data_url(ODD[name])), max_tokens=1))["usage"]["prompt_tokens"] > seeing.FEATURES
@@ -342,6 +343,7 @@ def site() -> Iterator[Callable[[str, bytes, str], str]]:
         server.shutdown()
 
 
+@pytest.mark.slow
 async def test_addresses_are_fetched_where_the_operator_allows_it(
     seer: Server, site: Callable[[str, bytes, str], str]
 ) -> None:
@@ -435,6 +437,7 @@ def test_a_question_with_images_to_a_model_that_reads_text_is_not_kept(http: htt
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "model_cannot_see"
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_images_with_the_first_question(
     seer: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

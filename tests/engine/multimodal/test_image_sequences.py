@@ -86,9 +86,9 @@ async def test_the_same_question_about_another_image_finds_nothing_of_it(engine:
     "changed",
     [
         {"max_batch_tokens": 7},
-        {"prefix_cache": False},
+        pytest.param({"prefix_cache": False}, marks=pytest.mark.slow),
         {"deterministic": True, "kernels": "torch"},
-        {"loop": "overlapped"},
+        pytest.param({"loop": "overlapped"}, marks=pytest.mark.slow),
     ],
 )
 async def test_chunks_and_loops_give_the_same_answer(engine: Engine, model: Path, changed: dict[str, object]) -> None:
@@ -116,6 +116,7 @@ async def test_forks_truncation_and_scores_go_on_from_an_image(engine: Engine, m
         assert (await seq.generate_all(SPAN)).token_ids == expected
 
 
+@pytest.mark.slow
 async def test_preempted_sequences_read_their_images_again(model: Path) -> None:
     async with await Engine.start(config(model, kv_blocks=14, prefix_cache=False)) as engine:
         prompts = [await asked(engine, "Why?", seed) for seed in range(4)]
@@ -267,6 +268,7 @@ async def test_a_core_that_is_killed_gets_its_images_again(model: Path) -> None:
         assert tuple(found) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [{}, {"quantization": "int8"}])
 async def test_the_cpus_own_layers_read_the_rows_of_images(tmp_path: Path, changed: dict[str, object]) -> None:
     if cpu.library() is None:

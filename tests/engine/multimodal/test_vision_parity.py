@@ -104,7 +104,9 @@ async def logprobs(engine: Engine, tokens: list[int]) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("sizes", [[(96, 40)], [(31, 77), (200, 150)], [(65, 33), (1, 1), (640, 480)]])
+@pytest.mark.parametrize(
+    "sizes", [[(96, 40)], [(31, 77), (200, 150)], pytest.param([(65, 33), (1, 1), (640, 480)], marks=pytest.mark.slow)]
+)
 async def test_logits_with_images_and_text_between(case: tuple[Any, Engine], sizes: list[tuple[int, int]]) -> None:
     model, engine = case
     text = "Look:" + "<image> and then text,".join([""] * (len(sizes) + 1)) + " what is it?"
