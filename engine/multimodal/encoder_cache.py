@@ -21,7 +21,7 @@ from engine.multimodal.vision_encoder import VisionEncoder
 
 DECODE_SHARE = 0.35  # of a decode's time that encoding may take between two of them
 IDLE_S = 0.05  # of encoding between two looks at the mailbox, while nothing decodes
-MAX_UNCLAIMED = 64  # images that came, and no sequence has had yet
+UNCLAIMED_S = 60.0  # that an image is kept before a sequence has it: that comes with the next command
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +32,7 @@ class _Image:
     tiles: int
     size: int
     pixels: bytes | None
+    added_at: float
     rows: Tensor | None = None
     holders: set[int] = field(default_factory=set)
 
@@ -75,15 +76,18 @@ class EncoderCache:
 
     def add(self, digest: bytes, tiles: int, size: int, pixels: bytes) -> None:
         """Takes the pixels of an image, (tiles, size, size, 3) uint8, for a sequence that comes next."""
+        now = self._clock()
         known = self._by_digest.get(digest)
         if known is not None:
-            known.pixels = pixels
+            known.pixels, known.added_at = pixels, now
             return
-        image = self._by_digest[digest] = _Image(digest, tiles, size, pixels)
+        for each in [each for each in self._by_digest.values() if now - each.added_at > UNCLAIMED_S]:
+            if not each.holders:
+                each.pixels = None
+                if each.rows is None:
+                    self._forget(each)
+        image = self._by_digest[digest] = _Image(digest, tiles, size, pixels, now)
         self._images.update(dict.fromkeys(lookup_keys(digest), image))
-        unclaimed = [each for each in self._by_digest.values() if not each.holders and each.rows is None]
-        for each in unclaimed[:-MAX_UNCLAIMED]:
-            self._forget(each)
 
     def hold(self, sequence: int, tokens: Sequence[int]) -> None:
         """Keeps the pixels of the images among `tokens` until the sequence is released."""

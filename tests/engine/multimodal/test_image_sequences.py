@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
+from engine.core.messages import AddImage
 from engine.errors import BadSnapshot, ContextLengthExceeded, InvalidImage, InvalidParameter
 from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
@@ -286,3 +287,16 @@ async def test_the_cpus_own_layers_read_the_rows_of_images(tmp_path: Path, chang
     shared = found[0].keys() & found[1].keys()
     likeliest = sorted(shared, key=lambda token: -found[0][token])[:5]
     assert len(shared) > 40 and max(abs(found[0][each] - found[1][each]) for each in likeliest) < 0.35
+
+
+async def test_pixels_that_no_sequence_claims_are_let_go(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [await engine.image(png(9, 9, seed), split=False) for seed in range(70)]
+    prompt = [token for image in many for token in image.token_ids]
+    assert await answer(engine, prompt)  # all of them came before the sequence
+    for image in many:
+        engine.post(AddImage(image.digest, image.tiles, image.size, image.pixels))
+    monkeypatch.setattr("engine.multimodal.encoder_cache.UNCLAIMED_S", -1.0)
+    engine.post(AddImage(bytes(18), 1, seeing.TILE, bytes(3 * seeing.TILE**2)))
+    await engine.stats()
+    left = engine._core._images._by_digest.values()
+    assert [image.digest for image in left if image.pixels is not None] == [bytes(18)]
