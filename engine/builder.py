@@ -15,7 +15,8 @@ from engine.core.engine_core import EngineCore
 from engine.core.gpu_sampler import warm_up
 from engine.core.messages import Loaded
 from engine.core.scheduler import MAX_LOGITS
-from engine.errors import InvalidParameter
+from engine.errors import CheckpointError, InvalidParameter
+from engine.families import family_of
 from engine.kernels import cpu
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.disk_tier import kept_secret
@@ -29,7 +30,7 @@ from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.detokenizer import Detokenizer
 from engine.model.gpu_runner import GpuRunner
-from engine.model.loader import resolve
+from engine.model.loader import read_json, resolve
 from engine.model.memory import (
     MAX_LEN_BY_DEFAULT,
     STATES_SHARE,
@@ -43,8 +44,13 @@ from engine.model.memory import (
     weight_bytes,
 )
 from engine.model.numerics import Numerics
+from engine.model.quantization.checkpoint import open_weights
 from engine.model.runner import CacheStore, ModelRunner, Runner
 from engine.model.tokenizer import Tokenizer
+from engine.multimodal.encoder_cache import EncoderCache
+from engine.multimodal.image_processor import ImageProcessor
+from engine.multimodal.prompt_images import IMAGE
+from engine.multimodal.vision_encoder import VisionEncoder
 from engine.structured_output.bitmask import Constraints, Masks
 from engine.structured_output.compiler import Compiler, default_compiler
 
@@ -124,6 +130,7 @@ def build(config: EngineConfig) -> EngineParts:
         "%s on %s in %s: %s kernels, %d blocks of K/V, %d bytes a token",
         path.name, device, dtype, numerics.kernels, blocks, kv.block_nbytes // config.block_size,
     )  # fmt: skip
+    images = _encoder_cache(config, decoder, path, tokenizer)
     compiler = default_compiler(tokenizer, spec.vocab_size)
     compiler.warm()
     pool = BlockPool(blocks, config.kv_tenant_share)
@@ -141,7 +148,7 @@ def build(config: EngineConfig) -> EngineParts:
         )
     core = EngineCore(
         config,
-        _runner(config, decoder, kv, device, max_model_len),
+        _runner(config, decoder, kv, device, max_model_len, images),
         pool,
         partial(Detokenizer, tokenizer),
         tokenizer.eos_token_ids,
@@ -149,6 +156,7 @@ def build(config: EngineConfig) -> EngineParts:
         begin_device=lambda: use_threads(threads, device),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         model=model,
+        images=images,
         tiers=build_tiers(pool, kv, CacheStore(kv, device), device, share=kv_share),
         states=states,
     )
@@ -164,6 +172,7 @@ def build(config: EngineConfig) -> EngineParts:
             threads=threads,
             numerics=numerics,
             fingerprint=model,
+            vision=spec.vision is not None,
         ),
     )
 
@@ -230,15 +239,43 @@ def use_threads(count: int, device: torch.device | str = "cpu") -> None:
     torch.set_num_threads(count)
 
 
+def _encoder_cache(config: EngineConfig, decoder: Decoder, path: Path, tokenizer: Tokenizer) -> EncoderCache | None:
+    """Loads the encoder of a model that reads images.
+
+    Raises:
+        CheckpointError: its weights or the files of its image processor are missing or inconsistent.
+    """
+    spec = decoder.spec
+    if spec.vision is None:
+        return None
+    json = read_json(path / "config.json")
+    processor = ImageProcessor.load(path, json)
+    if tokenizer.token_id(IMAGE) != spec.vision.image_token_id:
+        found = tokenizer.token_id(IMAGE)
+        raise CheckpointError(f"{path}: image_token_id is {spec.vision.image_token_id}, and {IMAGE} has id {found}.")
+    names, weights = family_of(json).names(json), open_weights(path)
+    encoder = VisionEncoder(
+        spec.vision, names, weights, processor, spec.hidden_size, decoder.dtype, decoder.device
+    )  # fmt: skip
+    return EncoderCache(encoder, config.encoder_cache_bytes)
+
+
 def _runner(
-    config: EngineConfig, decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device, max_model_len: int
+    config: EngineConfig,
+    decoder: Decoder,
+    kv: KVCache | QuantizedCache,
+    device: torch.device,
+    max_model_len: int,
+    images: EncoderCache | None,
 ) -> Runner:
     if not decoder.on_gpu:
-        return ModelRunner(decoder, kv, device, deterministic=config.deterministic)
+        return ModelRunner(decoder, kv, device, deterministic=config.deterministic, images=images)
     max_blocks = -(-max_model_len // config.block_size)
     if device.type == "cuda":
         warm_up(decoder.spec.vocab_size, device)
-    return GpuRunner(decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs)
+    return GpuRunner(
+        decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs, images=images
+    )
 
 
 def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device) -> None:

@@ -62,6 +62,7 @@ class EngineConfig:
     quantization: QuantizationName = "none"  # of weights; int4 on CUDA and our own CPU kernels, int8 on torch's, too
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
+    encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
@@ -88,6 +89,9 @@ class EngineConfig:
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         self._check_tiers()
+        if self.encoder_cache_bytes < 0:
+            message = f"encoder_cache_bytes is {self.encoder_cache_bytes}; accepted: 0 or more bytes."
+            raise InvalidParameter("encoder_cache_bytes", message)
         if not self.ageing_s > 0:
             raise InvalidParameter("ageing_s", f"ageing_s is {self.ageing_s}; accepted: more than 0 seconds.")
         if self.policy not in get_args(PolicyName):

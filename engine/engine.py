@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Sequence as Tokens
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+from weakref import WeakValueDictionary
 
 from engine.config import EngineConfig, Fallback
 from engine.core import messages as m
@@ -28,9 +31,23 @@ from engine.errors import (
 )
 from engine.handle import Sequence
 from engine.ipc.link import Link, Listener, PendingRequest, State
-from engine.kv_cache.snapshot import unpacked
-from engine.model.loader import name_of
+from engine.kv_cache.snapshot import SavedImage, unpacked
+from engine.model.loader import name_of, read_json
 from engine.model.tokenizer import Tokenizer
+from engine.multimodal.image_file import LIMITS, ImageLimits, read_image
+from engine.multimodal.image_input import (
+    FIRST_IMAGE_ID,
+    ImageInput,
+    has_images,
+    image_digest,
+    image_tokens,
+    key_of,
+    lookup_keys,
+    offset_of,
+    placeholder,
+    without_images,
+)
+from engine.multimodal.image_processor import ImageProcessor
 from engine.outputs import Stats
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
@@ -52,6 +69,7 @@ class Engine:
     dtype: str
     threads: int  # CPU threads of the model
     fallback: Fallback | None = None  # its weights are in a core of their own
+    image_processor: ImageProcessor | None = None  # of a model that reads images
 
     def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
         """`link` makes the link to the core, which knows this engine as client `client`."""
@@ -60,6 +78,7 @@ class Engine:
         self._requests: dict[int, PendingRequest] = {}
         self._queued: set[int] = set()  # of those, spans and scores
         self._ids = itertools.count(m.first_id(client))
+        self._images: WeakValueDictionary[int, ImageInput] = WeakValueDictionary()  # by each of their keys
         self._stopped: EngineError | None = None
         self._tell_end: Callable[[EngineError], None] = lambda error: None
         self._link = link(self)
@@ -125,6 +144,9 @@ class Engine:
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
+            if loaded.vision:
+                config = read_json(self.model_path / "config.json")
+                self.image_processor = ImageProcessor.load(self.model_path, config)
         except BaseException:
             await self.stop()
             raise
@@ -155,19 +177,21 @@ class Engine:
         if deadline_s is not None and deadline_s <= 0:
             raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
         given = list(tokens)
-        self.check_tokens(given)
+        self.check_prompt(given)
         self.check_length(len(given) + 1)
         self.check_queue()
         id = self.next_id()
+        images = self.add_images(given)
         self.post(m.Open(id, tuple(given), tenant, priority, deadline_s))
-        return Sequence(self, id, given)
+        return Sequence(self, id, given, images=images)
 
     def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0) -> None:
         """Prefills whole blocks of these tokens into the tenant's prefix cache, once the engine has nothing else to do.
 
         A hint, with no reply: nothing is generated, and a request that comes first halts it within a step. It takes
         only blocks that are empty, or that the eviction policy values less; it is given up where there are none, when
-        a sequence of the tenant's goes on from these tokens, and when too many others come after it.
+        a sequence of the tenant's goes on from these tokens, and when too many others come after it. Of a prompt with
+        images only the tokens before the first one are prefilled.
 
         Raises:
             ContextLengthExceeded: the context cannot hold the tokens and one more.
@@ -175,10 +199,42 @@ class Engine:
         """
         if not self.config.prefix_cache:
             raise InvalidParameter("prefix_cache", "prefix_cache is off; accepted: on, to have a prefix warmed.")
-        given = tuple(tokens)
+        given = tuple(takewhile(lambda token: token < FIRST_IMAGE_ID, tokens))
         self.check_tokens(given)
         self.check_length(len(given) + 1)
         self.post(m.Warm(given, tenant, priority))
+
+    async def image(self, data: bytes, *, split: bool = True, limits: ImageLimits = LIMITS) -> ImageInput:
+        """Reads and processes an image file, for a chat message or a prompt's tokens (`ImageInput.token_ids`).
+
+        It is known to this engine while the result, or a sequence with it, is kept. Without `split` it is one tile.
+
+        Raises:
+            InvalidImage: the file is too large, damaged or of another format.
+            InvalidParameter: the model reads no images.
+        """
+        if self.image_processor is None:
+            raise InvalidParameter("image", f"{self.model_name} reads no images; accepted: text.")
+        image = await asyncio.to_thread(self._processed, self.image_processor, data, split, limits)
+        self._register([image])
+        return image
+
+    def _processed(self, processor: ImageProcessor, data: bytes, split: bool, limits: ImageLimits) -> ImageInput:
+        encode = partial(self.tokenizer.encode, special=True)
+        return processor.process(read_image(data, limits), encode, split=split)
+
+    def _register(self, images: Iterable[ImageInput]) -> None:
+        for image in images:
+            self._images.update(dict.fromkeys(lookup_keys(image.digest), image))
+
+    def add_images(self, tokens: Tokens[int]) -> tuple[ImageInput, ...]:
+        """Sends the core the images whose placeholders are among `tokens`; returns them."""
+        if not has_images(tokens):
+            return ()
+        images = tuple(dict.fromkeys(self._images[key_of(token)] for token in image_tokens(tokens)))
+        for each in images:
+            self.post(m.AddImage(each.digest, each.tiles, each.size, each.pixels))
+        return images
 
     async def resume(
         self, snapshot: bytes, *, tenant: str = "", priority: int = 0, deadline_s: float | None = None
@@ -194,16 +250,20 @@ class Engine:
             raise BadSnapshot("The snapshot is of another tenant; accepted: the tenant that the sequence had.")
         if deadline_s is not None and deadline_s <= 0:
             raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
-        self.check_tokens(kept.tokens)
+        features = 0 if self.image_processor is None else self.image_processor.features
+        images = tuple(_restored_image(each, features) for each in kept.images)
+        self._register(images)
+        self.check_prompt(kept.tokens)
         self.check_length(len(kept.tokens) + 1)
         self.check_queue()
         id = self.next_id()
+        self.add_images(kept.tokens)
         self.post(
             m.Restore(
                 id, None, kept.tokens, kept.generated, tenant, priority, deadline_s, kept.stream, kept.forks, kept.tail
             )
         )
-        return Sequence(self, id, list(kept.tokens))
+        return Sequence(self, id, list(kept.tokens), images=images)
 
     async def compile(self, constraint: Constraint, *, tenant: str = "") -> None:
         """Compiles a constraint before a span of the same tenant's needs it; the span then finds it ready.
@@ -311,6 +371,16 @@ class Engine:
                     "tokens", f"token id {token} is outside the vocabulary; accepted: 0 to {self.vocab_size - 1}."
                 )
 
+    def check_prompt(self, tokens: Tokens[int]) -> None:
+        """Raises `InvalidParameter` for a token that is neither of the vocabulary nor of an image known here."""
+        self.check_tokens(without_images(tokens))
+        for token in image_tokens(tokens) if has_images(tokens) else ():
+            image = self._images.get(key_of(token))
+            offset = offset_of(token)
+            if image is None or offset >= image.features or placeholder(image.digest, offset) != token:
+                message = f"token id {token} is of no image known here; accepted: those of `Engine.image`, while kept."
+                raise InvalidParameter("tokens", message)
+
     def check_length(self, length: int) -> None:
         if length > self.max_model_len:
             raise ContextLengthExceeded(
@@ -351,6 +421,14 @@ class Engine:
 
         assert isinstance(self._link, ThreadLink)
         return self._link.core
+
+
+def _restored_image(saved: SavedImage, features: int) -> ImageInput:
+    """Raises `BadSnapshot` where the pixels are not those of the digest."""
+    digest, tiles, size, pixels = saved
+    if image_digest(pixels, tiles, size) != digest:
+        raise BadSnapshot("The snapshot has an image that is not the one of its tokens; accepted: as it was made.")
+    return ImageInput(digest, tiles, size, tiles * features, pixels, ())
 
 
 def _link(config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None, listener: Listener) -> Link:

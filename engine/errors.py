@@ -72,6 +72,12 @@ class EngineRestarting(EngineStopped):
         self.retry_after_s = retry_after_s
 
 
+class InvalidImage(EngineError, ValueError):
+    """An image is too large, damaged or of a format that is not read; the message says which."""
+
+    code = "invalid_image"
+
+
 class BadSnapshot(EngineError, ValueError):
     """The bytes are no snapshot that this engine can resume; the message says why."""
 

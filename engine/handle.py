@@ -16,6 +16,7 @@ from typing import Self
 from engine.core import messages as m
 from engine.errors import ContextLengthExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
+from engine.multimodal.image_input import ImageInput
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
@@ -28,11 +29,19 @@ class Sequence:
     `on_prefill` gets the progress of a chunked prefill, where that takes several steps; forks have none.
     """
 
-    def __init__(self, engine: Client, id: int, tokens: list[int], parent: Sequence | None = None) -> None:
+    def __init__(
+        self,
+        engine: Client,
+        id: int,
+        tokens: list[int],
+        parent: Sequence | None = None,
+        images: tuple[ImageInput, ...] = (),
+    ) -> None:
         self._engine = engine
         self._id = id
         self._tokens = tokens
         self._parent = parent
+        self._images = images  # keeps them known to the engine
         self._children: set[Sequence] = set()
         self._busy = False
         self._closed = False
@@ -56,14 +65,15 @@ class Sequence:
 
         Raises:
             ContextLengthExceeded: they would not fit the context.
-            InvalidParameter: a token id is outside the vocabulary.
+            InvalidParameter: a token id is outside the vocabulary, and of no image known to the engine.
             SequenceBusy, SequenceClosed: see there.
         """
         self._check_free()
         added = tuple(tokens)
-        self._engine.check_tokens(added)
+        self._engine.check_prompt(added)
         self._engine.check_length(len(self) + len(added))
         self._tokens.extend(added)
+        self._images += self._engine.add_images(added)
         self._engine.post(m.Append(self._id, added))
 
     def generate(self, span: Span) -> SpanStream:
@@ -165,7 +175,7 @@ class Sequence:
             raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
         ids = tuple(self._engine.next_id() for _ in range(n))
         self._engine.post(m.Fork(self._id, ids, owner._id))
-        children = [Sequence(self._engine, id, self._tokens.copy(), owner) for id in ids]
+        children = [Sequence(self._engine, id, self._tokens.copy(), owner, self._images) for id in ids]
         for child in children:
             child._deferred_at = self._deferred_at
         owner._children.update(children)

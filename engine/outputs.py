@@ -33,7 +33,7 @@ class SpanOutput:
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()  # one for each of token_ids, when the span asked for them
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first piece only; None for position 0
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first piece only; None for position 0 and images
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     prompt_tokens: int = 0  # tokens in the sequence when the span began
@@ -136,6 +136,8 @@ class Stats:
     resumed_reused_tokens: int = 0  # of those, not recomputed
     warmed_tokens: int = 0  # prefilled while idle, see `Engine.warm`; in no other count of prompts
     warmed_hit_tokens: int = 0  # of those, found by a request; each counts once
+    encoded_tokens: int = 0  # of images
+    encoder_seconds: float = 0.0
     tiers: TierStats = field(default_factory=TierStats)
     states: StateStats = field(default_factory=StateStats)
 

@@ -71,6 +71,7 @@ class AnswerPlan:
     selected: SelectedCall | None = None
     documents: tuple[ContextDocument, ...] = ()  # for a strategy that takes them
     render: Render | None = None
+    seen: Sequence[object] = ()  # messages with images: the engine knows those while they are kept
 
     @property
     def limit(self) -> int:

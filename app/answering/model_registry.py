@@ -16,6 +16,7 @@ from app.admission.request_budget import enter
 from app.answering.answer_plan import AnswerPlan
 from app.answering.model_cascade import ModelCascade, Plan, allowed_models, gate_of
 from app.answering.remote_model import RemoteModel, RemotePlan
+from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
@@ -31,9 +32,15 @@ class ModelRegistry:
     """
 
     def __init__(
-        self, served: Sequence[ServedModel], auto: ModelCascade | None = None, remotes: Sequence[RemoteModel] = ()
+        self,
+        served: Sequence[ServedModel],
+        auto: ModelCascade | None = None,
+        remotes: Sequence[RemoteModel] = (),
+        *,
+        web: bool = False,
     ) -> None:
-        """
+        """`web`: whether images may be fetched from public addresses.
+
         Raises:
             BadSetting: two have one name.
         """
@@ -41,10 +48,12 @@ class ModelRegistry:
         self.remotes = {each.name: each for each in remotes}
         self._served = tuple(served)
         self._by_name: dict[str, ServedModel] = {}
+        images = RequestImages([each.name for each in served if each.sees], web=web)
         for each in self._served:
             if each.name in self._by_name:
                 raise BadSetting(f"Two models are called {each.name!r}; accepted: a name for each of its own.")
             self._by_name[each.name] = each
+            each.images = images
         for each in self._served:  # the first one's names have `default` too
             for name in each.names:
                 self._by_name.setdefault(name, each)
@@ -66,10 +75,11 @@ class ModelRegistry:
             parser = settings.tool_call_parser if first else "auto"
             served.append(ServedModel(engine, path, name, parser, warm_next_turn=settings.warm_next_turn))
         if len(served) < 2 and last is None:
-            return cls(served, None, remotes)
+            return cls(served, None, remotes, web=settings.web)
         by_name = {each.name: each for each in served}
         steps = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
-        return cls(served, ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar), last), remotes)
+        auto = ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar), last)
+        return cls(served, auto, remotes, web=settings.web)
 
     @classmethod
     async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> ModelRegistry:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.answering.next_turn import NextTurnWarmer
+from app.answering.request_images import RequestImages
 from app.config import DEFAULT_NAME
 from app.errors import invalid
 from engine.errors import ContextLengthExceeded
 from engine.model.quantization.checkpoint import open_weights
+from engine.multimodal.image_input import FIRST_IMAGE_ID
 from engine.params import Sampling
 from engine.tool_parsers import ToolPlan, choose_parser
 from engine.tool_parsers.base import line_breaks
@@ -76,6 +78,7 @@ class ServedModel:
         self.line_breaks = line_breaks(engine.tokenizer)
         warms = warm_next_turn and engine.config.prefix_cache
         self.next_turns = NextTurnWarmer(engine) if warms else None
+        self.images = RequestImages()
         self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
@@ -84,6 +87,11 @@ class ServedModel:
     def parameters(self) -> int:
         """Number of weights in the model."""
         return open_weights(self.engine.model_path).parameters()
+
+    @property
+    def sees(self) -> bool:
+        """Returns whether the model reads images."""
+        return self.engine.image_processor is not None
 
     async def stop(self) -> None:
         """Stops the engine. Idempotent."""
@@ -126,6 +134,13 @@ class ServedModel:
         with _blaming(field):
             return await asyncio.to_thread(made) if len(text) > _LONG_TEXT else made()
 
+    def shown_tokens(self, tokens: list[int]) -> list[int]:
+        """Returns the tokens of a prompt with the model's own image token where an image's stand."""
+        processor = self.engine.image_processor
+        if processor is None:
+            return tokens
+        return [token if token < FIRST_IMAGE_ID else processor.image_token_id for token in tokens]
+
     def opens_thinking(self, prompt: list[int]) -> bool:
         return self.markers is not None and self.markers.left_open(prompt, self.engine.tokenizer)
 
@@ -136,6 +151,8 @@ class ServedModel:
 def _length(message: Mapping[str, Any]) -> int:
     """Characters of a message, calls not counted in full: there are few, or many messages."""
     texts = (message.get("content"), message.get("reasoning_content"))
+    if isinstance(texts[0], list):
+        return _LONG_TEXT + 1
     return sum(len(text) for text in texts if text) + (_LONG_TEXT if message.get("tool_calls") else 0)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.answering.thinking_signature import ThinkingSigner
 from app.errors import invalid
+from app.openai.chat_messages import PLACE
 
 Json = dict[str, Any]  # Any: JSON
 REDACTED = "redacted thinking "  # with a block's nonce it is what the block's data sign
@@ -34,7 +35,7 @@ class Conversation:
     places: list[str] = field(default_factory=list)
     loaded: set[str] = field(default_factory=set)
 
-    def add(self, place: str, role: str, content: str, **more: Any) -> None:
+    def add(self, place: str, role: str, content: str | list[Json], **more: Any) -> None:
         self.messages.append({"role": role, "content": content, **more})
         self.places.append(place)
 
@@ -118,15 +119,21 @@ def _check_cache_control(value: Any, place: str) -> None:
 
 
 def _add_user(made: Conversation, place: str, blocks: Sequence[tuple[str, Json]], tools: Mapping[str, str]) -> None:
-    texts = []
+    parts: list[Json] = []
     for where, block in blocks:
         if block["type"] == "tool_result":
             text = _result(block, where, made, tools)
             made.add(place, "tool", text, tool_call_id=_string(block, "tool_use_id", where))
+        elif block["type"] == "image":
+            parts.append(_image(block, where))
         else:
-            texts.append(_READERS.get(block["type"], _refused_in_user)(block, where))
-    if texts or not blocks:
-        made.add(place, "user", _JOINT.join(texts))
+            text = _READERS.get(block["type"], _refused_in_user)(block, where)
+            joint = _JOINT if parts and parts[-1]["type"] == "text" else ""
+            parts.append({"type": "text", "text": joint + text})
+    if any(part["type"] == "image_url" for part in parts):
+        made.add(place, "user", parts)
+    elif parts or not blocks:
+        made.add(place, "user", "".join(part["text"] for part in parts))
 
 
 def _add_assistant(made: Conversation, place: str, blocks: Sequence[tuple[str, Json]], signer: ThinkingSigner) -> None:
@@ -192,6 +199,19 @@ def _result(block: Json, where: str, made: Conversation, tools: Mapping[str, str
     return f"Error: {text}" if failed else text
 
 
+def _image(block: Json, where: str) -> Json:
+    """Returns an image as a part of a chat's message."""
+    match block.get("source"):
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            url = f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            pass
+        case source:
+            accepted = '{"type": "base64", "media_type": "image/png", "data": "…"} or {"type": "url", "url": "…"}'
+            raise invalid(f"{where}.source", f"{where}.source is {source!r:.60}; accepted: {accepted}.")
+    return {"type": "image_url", "image_url": {"url": url}, PLACE: f"{where}.source"}
+
+
 def _text(block: Json, where: str) -> str:
     if block["type"] != "text":
         raise invalid(f"{where}.type", f"{where}.type is {block['type']!r:.60}; accepted: {_TEXT}.")
@@ -224,7 +244,7 @@ _READERS: Mapping[str, Callable[[Json, str], str]] = {
 
 
 def _refused_in_user(block: Json, where: str) -> str:
-    return _refused(block, where, f"{', '.join(_READERS)} or tool_result in a user's message")
+    return _refused(block, where, f"{', '.join(_READERS)}, image or tool_result in a user's message")
 
 
 def _refused_in_result(block: Json, where: str) -> str:
@@ -232,8 +252,7 @@ def _refused_in_result(block: Json, where: str) -> str:
 
 
 def _refused(block: Json, where: str, accepted: str) -> str:
-    why = ": this model reads text alone" if block["type"] == "image" else ""
-    raise invalid(f"{where}.type", f"{where}.type is {block['type']!r:.60}{why}; accepted: {accepted}.")
+    raise invalid(f"{where}.type", f"{where}.type is {block['type']!r:.60}; accepted: {accepted}.")
 
 
 def _string(block: Json, name: str, where: str) -> str:

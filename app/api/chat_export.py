@@ -43,6 +43,7 @@ class SharedTurn:
     steps: Sequence[AnswerStep] = ()
     sources: Sequence[SourceShown] = field(default=())
     remark: str = ""
+    images: Sequence[str] = ()  # of a question, data: URLs
 
     @property
     def thought(self) -> str:
@@ -77,7 +78,7 @@ def _turn_of(message: Row, events: Sequence[LoggedEvent]) -> SharedTurn:
     }  # fmt: skip
     return SharedTurn(
         message["role"], message["content"], message["thinking"], message["thinking_s"], message["steps"],
-        _sources(events), remarks.get(message["status"], ""),
+        _sources(events), remarks.get(message["status"], ""), message["images"],
     )  # fmt: skip
 
 
@@ -106,6 +107,8 @@ def _markdown_parts(turn: SharedTurn) -> Iterator[str]:
     for step in turn.steps:
         for call, result in zip(step.calls, step.results, strict=False):
             yield f"Called {_code(f'{call.name}({call.arguments})')}:\n\n{_fenced(result.text)}"
+    for at, url in enumerate(turn.images, 1):
+        yield f"![Image {at} of the question]({url})"
     if turn.content:
         yield turn.content.strip()
     if turn.remark:
@@ -189,7 +192,7 @@ font-size:.72em;font-weight:600;text-decoration:none;vertical-align:.2em}
 """
 
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _SAFE_LINK = re.compile(r"(https?:|mailto:|#)", re.IGNORECASE)
 _LABEL = re.compile(r"\s*\[(S\d+|unsupported)\]")
 
@@ -231,6 +234,8 @@ def _turn(turn: SharedTurn, id: str) -> str:
 
 def _parts(turn: SharedTurn, id: str) -> Iterator[str]:
     if turn.role == "user":
+        for at, url in enumerate(turn.images, 1):
+            yield f'<img class="asked" src="{escape(url)}" alt="Image {at} of the question">'
         yield f'<p class="asked" dir="auto">{escape(turn.content)}</p>'
         return
     if turn.thinking:

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/api", tags=["Chats"], dependencies=[ONLY_KNOWN])
 
 _SHOWN = (
     "id", "parent_id", "role", "content", "thinking", "run_id", "thinking_s", "ttft_s", "tokens_per_s", "usage",
-    "status", "error", "created_at",
+    "status", "error", "created_at", "images",
 )  # fmt: skip
 _LIMIT, _MAX_COUNT = 100, 500  # chats of a page
 _FOUND, _MAX_FOUND = 20, 100

@@ -18,6 +18,7 @@ from app.admission.request_budget import enter, narrow, output_limit
 from app.answering.checkers import CHECKER
 from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
 from app.answering.remote_model import RemoteModel
+from app.answering.request_images import MAX_IMAGES
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME, DEFAULT_NAME
@@ -64,6 +65,10 @@ class RunRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     content: str | None = Field(None, min_length=1, description="a non-empty text")
+    images: list[str] | None = Field(
+        None, min_length=1, max_length=MAX_IMAGES,
+        description=f"a list of 1 to {MAX_IMAGES} images as data: URLs, beside content, for a model that sees",
+    )  # fmt: skip
     parent_id: str | None = Field(
         None, description="the id of the answer that this question follows, or null for a new beginning"
     )
@@ -131,8 +136,9 @@ class RunRequest(BaseModel):
             ApiError: content and regenerate are both given, or neither.
         """
         if self.regenerate is not None:
-            if self.content is not None or "parent_id" in self.model_fields_set:
-                beside = "parent_id" if self.content is None else "content"
+            given = [name for name in ("content", "images") if getattr(self, name) is not None]
+            if given or "parent_id" in self.model_fields_set:
+                beside = (*given, "parent_id")[0]
                 raise invalid(
                     beside, f"{beside} is given beside regenerate, which answers the question where it stands; "
                     "accepted: content, perhaps with parent_id, or regenerate alone.",
@@ -143,7 +149,8 @@ class RunRequest(BaseModel):
             raise invalid("content", message, "missing_required_parameter")
         if not self.content.strip():
             raise invalid("content", "content is white space alone; accepted: a non-empty text.")
-        return Place(self.content, self.parent_id, at_leaf="parent_id" not in self.model_fields_set)
+        images = tuple(self.images or ())
+        return Place(self.content, self.parent_id, at_leaf="parent_id" not in self.model_fields_set, images=images)
 
 
 RunBody = Annotated[RunRequest, Depends(JsonBody(RunRequest, most=MAX_BODY_BYTES, nulls=True))]
@@ -162,12 +169,18 @@ async def start_run(
     output_limit(wanted.max_tokens)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     if (remote := state.models.remotes.get(wanted.model or "")) is not None:
+        if wanted.images is not None:
+            raise invalid("images", f"images are not sent to the remote model {remote.name!r}; accepted: text.")
         return await _started(request, state, chat_id, wanted, _remote_spec(wanted, remote, user))
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.steps))
     reasoning_config = reduced_by_load(
         state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
     )
+    for one in (served,) if auto is None else auto.steps:
+        one.images.check_seeing(one.engine, one.name, wanted.images or (), "images")
+    if wanted.images is not None:
+        wanted.images = [await served.images.stripped(url, f"images[{at}]") for at, url in enumerate(wanted.images)]
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:

@@ -53,7 +53,7 @@ _LONG_TEXT = 4_000  # characters, or tokens; working on more than this would be 
 async def open_sequence(user: User, state: AppState, wanted: OpenBody) -> dict[str, Any]:
     served = state.models.get(wanted.model)
     narrow(wanted.priority, None)
-    tokens = await _prompt(wanted, served)
+    tokens, _images = await _prompt(wanted, served)  # the engine knows these while they are kept
     try:
         leased = await state.sequences.open(user, served, tokens, wanted.lease_s)
     except EngineError as error:
@@ -78,6 +78,7 @@ async def sequences(user: User, state: AppState) -> dict[str, Any]:
 async def sequence(user: User, state: AppState, sequence_id: str) -> dict[str, Any]:
     leased = state.sequences.get(user, sequence_id)
     tokens = leased.tokens
+    tokens = leased.served.shown_tokens(tokens)
     text = await _threaded(len(tokens), leased.served.engine.tokenizer.decode, tokens, skip_special=False)
     return {**_shown(leased), "tokens": tokens, "text": text}
 
@@ -140,12 +141,15 @@ async def close(user: User, state: AppState, sequence_id: str) -> None:
     held.close(held.get(user, sequence_id))
 
 
-async def _prompt(wanted: OpenRequest, served: ServedModel) -> list[int]:
+async def _prompt(wanted: OpenRequest, served: ServedModel) -> tuple[list[int], list[dict[str, Any]]]:
+    """The tokens of a sequence, and its messages with their images. Any: as templates take them."""
     if wanted.messages is None:
-        return await _ids(wanted.prompt or "", wanted.special, served, "prompt", bos=isinstance(wanted.prompt, str))
+        given, bos = wanted.prompt or "", isinstance(wanted.prompt, str)
+        return await _ids(given, wanted.special, served, "prompt", bos=bos), []
     variables = wanted.chat_template_kwargs or {}
     chat = parse({"model": wanted.model, "messages": wanted.messages, "chat_template_kwargs": variables}, ChatRequest)
-    return await served.chat_tokens(chat.template_messages(), chat.chat_template_kwargs)
+    messages = await served.images.in_parts(chat.template_messages(), served.engine, served.name)
+    return await served.chat_tokens(messages, chat.chat_template_kwargs), messages
 
 
 async def _ids(

@@ -68,6 +68,10 @@ def chat(
         str | None,
         typer.Option(metavar="KEY", help="An API key, for a server that asks for one.", envvar="PONDER_API_KEY"),
     ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="An image to show with the first question; may be given several times."),
+    ] = None,
 ) -> None:
     """Chat in the terminal. Ctrl-C stops an answer; /new starts over; /exit leaves."""
     if url is not None and model is not None:
@@ -75,7 +79,7 @@ def chat(
     settings = None if model is None else settings_of(None, model=model)
     from app.cli.terminal import converse
 
-    or_explain(converse, url, settings, key)
+    or_explain(converse, url, settings, key, image or [])
 
 
 @cli.command()

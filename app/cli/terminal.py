@@ -7,11 +7,14 @@ Ctrl-C stops an answer, not the program. Thinking is shown dimmed. Knows nothing
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import mimetypes
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import httpx
 from rich.console import Console
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from reasoning.thinking import Part
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]  # as chat completions take them
 
 
 class ChatBackend(Protocol):
@@ -106,11 +109,13 @@ class LocalChat:
         return cls(ServedModel(engine, settings.model))
 
     async def answer(self, messages: Messages) -> AsyncGenerator[tuple[Part, str], None]:
+        from app.openai.chat_messages import turns
         from engine import Span
         from reasoning.thinking import think_and_answer
 
         served = self._served
-        prompt = await served.chat_tokens(list(messages), {})
+        shown = await served.images.in_parts(turns(messages), served.engine, served.name)
+        prompt = await served.chat_tokens(shown, {})
         async with await served.engine.open(prompt) as seq:
             span = Span(sampling=served.sampling, max_tokens=served.engine.max_model_len - len(prompt))
             opened = served.opens_thinking(prompt)
@@ -123,22 +128,40 @@ class LocalChat:
         await self._served.engine.stop()
 
 
-def converse(url: str | None, settings: Settings | None, key: str | None = None) -> None:
-    """Chat until /exit or the end of the input: with the server at `url`, or with `settings.model` here.
-
-    `key` is for a server that asks for one.
+def image_parts(files: Sequence[Path]) -> Messages:
+    """Returns image files as parts of a message.
 
     Raises:
-        BadSetting, EngineError: there is nobody to chat with.
+        BadSetting: one cannot be read.
+    """
+    parts = Messages()
+    for file in files:
+        try:
+            data = base64.b64encode(file.read_bytes()).decode()
+        except OSError as error:
+            raise BadSetting(f"--image {file} cannot be read: {error.strerror}.") from None
+        kind = mimetypes.guess_type(file.name)[0] or "image/png"
+        parts.append({"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}})
+    return parts
+
+
+def converse(url: str | None, settings: Settings | None, key: str | None = None, images: Sequence[Path] = ()) -> None:
+    """Chat until /exit or the end of the input: with the server at `url`, or with `settings.model` here.
+
+    `key` is for a server that asks for one; `images` are shown with the first question.
+
+    Raises:
+        BadSetting, EngineError: there is nobody to chat with, or an image cannot be read.
     """
     console = Console(highlight=False)
+    parts = image_parts(images)
     with asyncio.Runner() as runner:
         waiting = console.status("Looking for someone to talk to …") if console.is_terminal else nullcontext()
         with waiting:
             partner = runner.run(_partner(url, settings, key))
         try:
             console.print(f"Chatting with [bold]{partner.name}[/bold]. /new starts over, /exit leaves.", style="dim")
-            _loop(console, runner, partner)
+            _loop(console, runner, partner, parts)
         finally:
             runner.run(partner.close())
 
@@ -151,7 +174,7 @@ async def _partner(url: str | None, settings: Settings | None, key: str | None) 
     return partner
 
 
-def _loop(console: Console, runner: asyncio.Runner, partner: ChatBackend) -> None:
+def _loop(console: Console, runner: asyncio.Runner, partner: ChatBackend, images: Messages) -> None:
     messages: Messages = []
     while True:
         try:
@@ -170,12 +193,16 @@ def _loop(console: Console, runner: asyncio.Runner, partner: ChatBackend) -> Non
         elif line.startswith("/") and " " not in line:
             console.print(f"{line} is no command; accepted: /new, /exit.", style="dim", markup=False)
         elif line:
-            _turn(console, runner, partner, messages, line)
+            shown = [] if messages else images
+            content = [*shown, {"type": "text", "text": line}] if shown else line
+            _turn(console, runner, partner, messages, {"role": "user", "content": content})
 
 
-def _turn(console: Console, runner: asyncio.Runner, partner: ChatBackend, messages: Messages, question: str) -> None:
+def _turn(
+    console: Console, runner: asyncio.Runner, partner: ChatBackend, messages: Messages, question: dict[str, Any]
+) -> None:
     answer: list[str] = []
-    asked: Messages = [*messages, {"role": "user", "content": question}]
+    asked: Messages = [*messages, question]
     try:
         runner.run(_print_answer(console, partner, asked, answer))
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -155,6 +155,12 @@ class EngineSettings(BaseModel):
         False, "a request gets the same bits [whatever else runs](#the-same-tokens)", accepts="true or false"
     )
     prefix_cache: bool = setting(True, "reuses the KV of equal prompt beginnings", accepts="true or false")
+    encoder_cache_bytes: ByteSize = setting(
+        ByteSize(256 << 20),
+        "memory for encoded images of a model that sees, kept for the next question about them",
+        accepts="a size such as 256MiB, or 0 for none",
+        ge=0,
+    )
     warm_next_turn: bool = setting(
         True,
         "prefills a chat's next prompt after an answer, when the engine is idle",
@@ -265,6 +271,7 @@ class EngineSettings(BaseModel):
             quantization=self.quantization,
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
+            encoder_cache_bytes=int(self.encoder_cache_bytes),
             threads=self.threads,
             loop=self.loop,
             runs_in=self.engine,

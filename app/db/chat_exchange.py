@@ -7,6 +7,7 @@ such: its words, and the results in it, may be by others. Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
@@ -25,6 +26,8 @@ MAX_FOLDER = 100
 
 Moment = Annotated[float, Field(ge=0, le=1e11)]  # seconds since the epoch
 Measure = Annotated[float, Field(ge=0)]
+MAX_IMAGES = 16
+Picture = Annotated[str, Field(pattern=r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
@@ -66,6 +69,7 @@ class ExportedMessage(_Part):
     status: Literal["completed", "failed", "cancelled"] = "completed"
     error: str | None = None
     grounded: bool = True
+    images: Annotated[list[Picture], Field(max_length=MAX_IMAGES)] = []  # of a question
     created_at: Moment
 
 
@@ -162,6 +166,8 @@ def _check(chat: ExportedChat, path: str) -> None:
         if (message.role == "user") == (follows == "user"):
             after = "at a beginning" if follows is None else f"after a message of role {follows!r}"
             raise BadChats(f"{where}.role", f"is {message.role!r} {after}; accepted: questions and answers in turn.")
+        if message.role == "assistant" and message.images:
+            raise BadChats(f"{where}.images", "are of an answer; accepted: in questions.")
         if message.role == "user" and (message.steps or not message.content.strip()):
             raise BadChats(where, "is a question with steps or without content; accepted: content alone.")
         try:
@@ -191,7 +197,8 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
         },
     )  # fmt: skip
     for position, message in enumerate(chat.messages, 1):
-        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage"})  # Any: columns
+        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage", "images"})  # Any: columns
+        values["images"] = json.dumps(message.images) if message.images else None
         values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
         values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
         values["grounded"] = message.grounded and message.role == "assistant"

@@ -146,6 +146,7 @@ def messages_of(db: Connection, chat_id: str) -> list[Row]:
     for message in found:
         message["usage"] = json.loads(message["usage"]) if message["usage"] else None
         message["steps"] = load_steps(message["steps"])
+        message["images"] = json.loads(message["images"]) if message["images"] else []
     return found
 
 

@@ -138,6 +138,7 @@ class Place:
     parent_id: str | None = None
     at_leaf: bool = False
     regenerate: str | None = None
+    images: tuple[str, ...] = ()  # of a new question, data: URLs
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +251,7 @@ def _begin(
         parent = _answer(tree, chat["leaf_id"], at_leaf=True) if place.at_leaf else _answer(tree, place.parent_id)
         question = new_id("msg")
         asked = {"role": "user", "content": place.content, "status": "completed", "created_at": now}
+        asked["images"] = json.dumps(place.images) if place.images else None
         add_message(db, chat_id, {"id": question, "parent_id": parent, **asked})
         tree = Tree(messages_of(db, chat_id))
     answer = new_id("msg")

@@ -83,6 +83,7 @@ messages = Table(
     Column("parent_id", Text),
     Column("steps", Text),  # as JSON
     Column("grounded", FLAG, nullable=False, server_default=text("0")),  # made from documents, or it may be
+    Column("images", Text),  # a JSON list of data: URLs
     UniqueConstraint("chat_id", "position"),
     Index("messages_run", "run_id"),
 )  # fmt: skip

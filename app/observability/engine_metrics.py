@@ -36,6 +36,8 @@ _COUNTERS = {
     "sequences_resumed_late": ("Of those, after their lease was over.", "resumed_late"),
     "resumed_tokens": ("Tokens that had K/V when such a wait began.", "resumed_tokens"),
     "resumed_reused_tokens": ("Of those, tokens that needed no computing again.", "resumed_reused_tokens"),
+    "encoded_image_tokens": ("Tokens of images that the encoder has made.", "encoded_tokens"),
+    "encoder_seconds": ("Seconds of encoding images.", "encoder_seconds"),
     "warmed_tokens": ("Tokens of next turns prefilled while the engine was idle.", "warmed_tokens"),
     "warmed_hit_tokens": ("Of those, tokens that a request found in the prefix cache.", "warmed_hit_tokens"),
 }

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.config import DEFAULT_NAME
 from app.errors import ApiError, invalid
+from app.openai.chat_messages import PLACE
 from app.openai.request_models import ChatRequest
 from app.request_body import Refusal, parse
 
@@ -27,11 +28,9 @@ SHOW_NO_EFFECT = frozenset({"verbose"})
 EMBED_REFUSED: Mapping[str, Refusal] = {
     "truncate": Refusal("true: a longer text becomes the mean of its windows", lambda v: v is True),
 }
-_TEXT_ONLY = Refusal("no images: these models read text", lambda value: value == [])
 CHAT_REFUSED: Mapping[str, Refusal] = {"logprobs": Refusal("false", lambda v: v is False)}
 GENERATE_REFUSED: Mapping[str, Refusal] = {
     **CHAT_REFUSED,
-    "images": _TEXT_ONLY,
     "suffix": Refusal("no suffix: this model continues a text, it does not fill gaps", lambda v: v == ""),
     "template": Refusal("the model's own template", lambda v: v == ""),
     "context": Refusal("messages in /api/chat", lambda v: v == []),
@@ -167,11 +166,12 @@ class OllamaChatRequest(_Generating):
 class OllamaGenerateRequest(_Generating):
     prompt: str = Field("", description="a text")
     system: str | None = Field(None, description="a text")
+    images: list[str] | None = Field(None, description="a list of images, each a file in base64")
 
     def chat(self, thinks: bool) -> ChatRequest:
         """Raises ApiError: 400, naming the field."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, {"role": "user", "content": self.prompt}]
+        messages = [*system, {"role": "user", "content": _with_images(self.prompt, self.images, "images")}]
         return parse({**self.chat_fields(thinks), "messages": messages}, ChatRequest)
 
 
@@ -197,7 +197,7 @@ def _messages(items: Sequence[Any]) -> list[Any]:
             continue
         message = {name: value for name, value in item.items() if name not in ("images", "thinking", "tool_name")}
         if item.get("images"):
-            raise invalid(f"messages[{at}].images", f"messages[{at}].images is given; accepted: text alone.")
+            message["content"] = _with_images(item.get("content"), item["images"], f"messages[{at}].images")
         if item.get("thinking"):
             message["reasoning_content"] = item["thinking"]
         if isinstance(item.get("tool_calls"), list):
@@ -219,6 +219,19 @@ def _messages(items: Sequence[Any]) -> list[Any]:
                 message["name"] = name
         made.append(message)
     return made
+
+
+def _with_images(text: Any, images: Any, where: str) -> Any:
+    """Returns a message's content with its images before its text, as Ollama puts them. Any: a client's JSON."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise invalid(where, f"{where} is {images!r:.60}; accepted: a list of images, each a file in base64.")
+    parts = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}, PLACE: f"{where}[{at}]"}
+        for at, each in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if isinstance(text, str) else parts
 
 
 def _call(call: Any, id: str) -> Any:

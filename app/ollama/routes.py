@@ -267,6 +267,7 @@ async def show(state: AppServing, wanted: ShowBody) -> Json:
     (entry,) = await asyncio.to_thread(_entries, (served,))
     capabilities = ["completion"]
     capabilities += ["tools"] if served.tool_parser is not None else []
+    capabilities += ["vision"] if served.sees else []
     capabilities += ["thinking"] if served.markers is not None else []
     return {
         "details": entry["details"], "modified_at": entry["modified_at"], "capabilities": capabilities,

@@ -79,7 +79,8 @@ async def plan_chat(
     if calling.plan is not None:
         plan = calling.plan = calling.or_answer(calling.plan, held)
         constraint = (plan if calling.selected is None else calling.selected.plan).constrained
-    messages, tools = request.template_messages(), request.listed(calling.shown)
+    messages = await served.images.in_parts(request.template_messages(), served.engine, served.name)
+    tools = request.listed(calling.shown)
 
     async def render(after: Messages) -> list[int]:
         return await served.chat_tokens([*messages, *after], variables, tools)
@@ -94,7 +95,7 @@ async def plan_chat(
         served, prompt, span, remaining, reasoning_config, variables, calling.plan,
         check=None if held is None else held.check,
         warnings=(*calling.warnings, *(() if held is None else held.warnings)),
-        selected=calling.selected, render=render,
+        selected=calling.selected, render=render, seen=messages,
     )  # fmt: skip
 
 

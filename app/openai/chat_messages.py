@@ -22,6 +22,9 @@ _ROLES = {
 _ACCEPTED_ROLES = "system, developer, user, assistant, tool"
 MAX_NAME_LENGTH = 256  # characters of a tool's name in an old call
 
+DETAILS = ("auto", "low", "high")  # of an image; low is one tile
+PLACE = "ponder_place"  # of a part that this server made of another API's: its place in that request
+
 Message = dict[str, Any]  # as templates take it; Any: JSON
 
 
@@ -77,7 +80,12 @@ def _message(item: Any, where: str) -> Message:
         raise invalid(f"{where}.role", f"{where}.role is {role!r:.60}; accepted: {_ACCEPTED_ROLES}.")
     if item.get("audio"):
         raise invalid(f"{where}.audio", f"{where}.audio is not supported; accepted: content, tool_calls.")
-    message: Message = {"role": _ROLES[role], "content": _content(item.get("content"), where)}
+    images: list[Message] = []
+    message: Message = {"role": _ROLES[role], "content": _content(item.get("content"), where, images)}
+    if images:
+        if role != "user":
+            raise invalid(images[0]["where"], f"{images[0]['where']} is an image; accepted: in a user's message.")
+        message["images"] = images
     calls = _calls(item, role, where)
     if calls:
         message["tool_calls"] = calls
@@ -92,15 +100,35 @@ def _message(item: Any, where: str) -> Message:
     return message
 
 
-def _content(content: Any, where: str) -> str:
+def _content(content: Any, where: str, images: list[Message]) -> str:
+    """Returns the texts of a message, joined; its images are added to `images`, each with its place in the text."""
     if content is None:
         return ""
     if isinstance(content, list):
-        content = "".join(_part_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+        text = ""
+        for i, part in enumerate(content):
+            if isinstance(part, dict) and part.get("type") == "image_url":
+                images.append({"at": len(text), **_image(part, f"{where}.content[{i}]")})
+            else:
+                text += _part_text(part, f"{where}.content[{i}]")
+        return text
     if not isinstance(content, str):
         accepted = 'a string, or a list of {"type": "text", "text": "..."}'
         raise invalid(f"{where}.content", f"{where}.content is {content!r:.60}; accepted: {accepted}.")
     return content
+
+
+def _image(part: dict[str, Any], where: str) -> Message:
+    """Reads an `image_url` part; some clients send its URL alone."""
+    value = part.get("image_url")
+    given = {"url": value} if isinstance(value, str) else value
+    where = part[PLACE] if isinstance(part.get(PLACE), str) else f"{where}.image_url"
+    if not isinstance(given, dict) or not isinstance(given.get("url"), str):
+        raise invalid(where, f'{where} is {value!r:.60}; accepted: {{"url": "data:image/png;base64,…"}}.')
+    detail = given.get("detail") or "auto"
+    if detail not in DETAILS:
+        raise invalid(f"{where}.detail", f"{where}.detail is {detail!r:.60}; accepted: {', '.join(DETAILS)}.")
+    return {"url": given["url"], "detail": detail, "where": where}
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -109,7 +137,8 @@ def _part_text(part: Any, where: str) -> str:
         raise invalid(where, f"{where} is {part!r:.60}; {accepted}.")
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}: this model reads text alone; {accepted}.")
+        accepted += ', or {"type": "image_url", "image_url": {"url": "data:…"}} for a model that sees'
+        raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}; {accepted}.")
     text = part.get(kind)
     if not isinstance(text, str):
         raise invalid(f"{where}.{kind}", f"{where}.{kind} is {text!r:.60}; {accepted}.")

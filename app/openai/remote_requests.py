@@ -27,6 +27,11 @@ async def plan_remote_chat(request: ChatRequest, remote: RemoteModel) -> RemoteP
     """
     remote.check_leaving(private=request.private)
     remote.check_fields(_given(request))
+    for image in (image for message in request.messages for image in message.images or ()):
+        raise invalid(
+            image.where, f"{image.where} is an image, and none are sent to the remote model {remote.name!r}; accepted: "
+            "text, or a model of this server that sees.", "model_cannot_see",
+        )  # fmt: skip
     if request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 with the remote model {remote.name!r}.")
     check_tools(request.tools or [])

@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from app.admission.request_budget import DEADLINE, PRIORITY
 from app.answering.checkers import CHECKER
@@ -235,6 +236,15 @@ class TextPart(BaseModel):
     text: str
 
 
+class MessageImage(BaseModel):
+    """An image of a message, `at` characters into its text. `where` is its place in the request."""
+
+    at: int
+    url: str
+    detail: Literal["auto", "low", "high"]
+    where: str
+
+
 class ChatMessage(BaseModel):
     """One turn. `content` is joined text once checked."""
 
@@ -242,6 +252,7 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str
+    images: SkipJsonSchema[list[MessageImage] | None] = None  # of the content's parts, once checked
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None  # as templates take them: arguments are objects

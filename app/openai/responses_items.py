@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import invalid
-from app.openai.chat_messages import NO_RESULT, stray
+from app.openai.chat_messages import NO_RESULT, PLACE, stray
 from tools.result import frame
 
 Json = dict[str, Any]  # Any: a client's JSON
@@ -40,6 +40,7 @@ class ResponseConversation:
 class _Said:
     role: str
     text: str
+    images: tuple[tuple[int, Json], ...] = ()  # `image_url` parts, each so many characters into the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,9 @@ class _Turns:
                 if self._text is not None or self._calls:
                     self.end()
                 self._text = text
-            case _Said(role, text):
+            case _Said(role, text, images):
                 self.end()
-                self.messages.append({"role": role, "content": text})
+                self.messages.append({"role": role, "content": with_images(text, images)})
             case _Thought(text):
                 if self._thought is not None or self._text is not None or self._calls:
                     self.end()
@@ -172,7 +173,9 @@ def _message(item: Mapping[str, Any], where: str) -> _Said:
         raise invalid(f"{where}.role", f"{where}.role is {role!r:.60}; accepted: {', '.join(_ROLES)}.")
     # Some clients give an assistant's words back as `input_text`, which says the same.
     parts = ("output_text", "input_text") if role == "assistant" else ("input_text",)
-    return _Said(role, _content(item.get("content"), f"{where}.content", parts))
+    images: list[tuple[int, Json]] = []
+    text = _content(item.get("content"), f"{where}.content", parts, images if role == "user" else None)
+    return _Said(role, text, tuple(images))
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> _Thought:
@@ -243,14 +246,38 @@ def _call(item: Mapping[str, Any], where: str, id: str, result: str | None = Non
     return _Call(where, id, qualified(namespace, name), arguments, result)
 
 
-def _content(value: Any, where: str, kinds: tuple[str, ...]) -> str:
-    """Text, or parts of text of these kinds, joined. Other fields of a part of our own output are not text."""
+def _content(value: Any, where: str, kinds: tuple[str, ...], images: list[tuple[int, Json]] | None = None) -> str:
+    """Text, or parts of text of these kinds, joined. Other fields of a part of our own output are not text. Images are
+    added to `images`, where they may stand."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         shown = f'{{"type": "{kinds[0]}", "text": "…"}}'
         raise invalid(where, f"{where} is {value!r:.60}; accepted: a string, or a list of {shown}.")
-    return "".join(_part(part, f"{where}[{at}]", kinds) for at, part in enumerate(value))
+    text = ""
+    for at, part in enumerate(value):
+        if images is not None and isinstance(part, Mapping) and part.get("type") == "input_image":
+            images.append((len(text), _image(part, f"{where}[{at}]")))
+        else:
+            text += _part(part, f"{where}[{at}]", kinds)
+    return text
+
+
+def _image(part: Mapping[str, Any], where: str) -> Json:
+    """Returns an `input_image` as a part of a chat's message."""
+    _only(part, where, "image_url", "detail")
+    url = _text(part, where, "image_url")
+    given = {"url": url, "detail": part.get("detail") or "auto"}
+    return {"type": "image_url", "image_url": given, PLACE: f"{where}.image_url"}
+
+
+def with_images(text: str, images: Iterable[tuple[int, Json]]) -> str | list[Json]:
+    """Returns a message's content: its text, or parts of it with the images where they stood."""
+    parts, done = list[Json](), 0
+    for at, image in images:
+        parts += [{"type": "text", "text": text[done:at]}, image]
+        done = at
+    return [*parts, {"type": "text", "text": text[done:]}] if parts else text
 
 
 def _part(part: Any, where: str, kinds: tuple[str, ...]) -> str:
@@ -258,9 +285,7 @@ def _part(part: Any, where: str, kinds: tuple[str, ...]) -> str:
         raise invalid(where, f'{where} is {part!r:.60}; accepted: {{"type": "{kinds[0]}", "text": "…"}}.')
     kind = part.get("type")
     if kind not in kinds:
-        raise invalid(
-            f"{where}.type", f"{where}.type is {kind!r:.60}: this model reads text alone; accepted here: {kinds[0]}."
-        )
+        raise invalid(f"{where}.type", f"{where}.type is {kind!r:.60}; accepted here: {kinds[0]}.")
     _only(part, where, "text", *(("annotations", "logprobs") if kind == "output_text" else ()))
     text = part.get("text")
     if not isinstance(text, str):

@@ -45,25 +45,28 @@ def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
 
 def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, Any]:
     """
-    `thinks`, `tools` and `embeds` say whether it thinks, takes tools, and whether it is the embedder. `auto` has the
-    longest context among its models, thinks where all of them do, and takes no tools. A remote model's context and
-    thinking are not known here; `remote` says that it is one, or of `auto`, that it may ask one.
+    `thinks`, `tools`, `sees` and `embeds` say whether it thinks, takes tools, reads images, and whether it is the
+    embedder. `auto` has the longest context among its models, thinks and sees where all of them do, and takes no tools.
+    A remote model's context and thinking are not known here; `remote` says that it is one, or of `auto`, that it may
+    ask one.
 
     Raises:
         ApiError: 404 `model_not_found`.
     """
     if name == embedder:
         return {
-            **_named(name, models.default.created, MAX_LENGTH), "thinks": False, "tools": False, "embeds": True,
+            **_named(name, models.default.created, MAX_LENGTH), "thinks": False, "tools": False, "sees": False,
+            "embeds": True,
         }  # fmt: skip
     if (remote := models.remotes.get(name)) is not None:
         entry = _named(name, remote.created, None)
-        return {**entry, "thinks": False, "tools": True, "embeds": False, "remote": True}
+        return {**entry, "thinks": False, "tools": True, "sees": False, "embeds": False, "remote": True}
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         **_named(name, max(served.created for served in asked), max(served.engine.max_model_len for served in asked)),
         "thinks": all(served.markers is not None for served in asked),
         "tools": name != AUTO_NAME and all(served.tool_parser is not None for served in asked),
+        "sees": all(served.sees for served in asked),
         "embeds": False,
         **({"remote": True} if name == AUTO_NAME and models.auto is not None and models.auto.remote else {}),
     }
@@ -129,7 +132,7 @@ async def tokenize(request: TokenizeRequest, state: Serving, user: str) -> dict[
             chat_template_kwargs=request.chat_template_kwargs,
         )  # fmt: skip
         plan = await plan_chat(chat, served, state.reasoning_resolver, state.tool_selector, user)
-        tokens = plan.prompt
+        tokens = served.shown_tokens(plan.prompt)
     else:
         tokens = await served.text_tokens(request.prompt, bos=request.add_special_tokens)
     tokenizer = served.engine.tokenizer

@@ -74,15 +74,22 @@ class History:
         for asked, answer in zip(turns[::2], turns[1::2], strict=True):
             if not answer["content"]:
                 continue
-            said = [{"role": "user", "content": asked["content"]}]
+            said = [_asked(asked)]
             messages += said + answer_messages(answer["content"], answer["steps"])
             plain += said + answer_messages(answer["content"])
             read_from |= _untrusted(answer["steps"])
             called |= {call.name for step in answer["steps"] for call in step.calls}
-        last = {"role": "user", "content": question["content"]}
+        last = _asked(question)
         return cls(
             [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called)
         )
+
+
+def _asked(question: Row) -> dict[str, Any]:
+    """Returns a question as a message, its images before its text."""
+    kept = question.get("images") or ()
+    images = [{"at": 0, "url": url, "detail": "auto", "where": "images"} for url in kept]
+    return {"role": "user", "content": question["content"], **({"images": images} if images else {})}
 
 
 def answer_messages(content: str, steps: Sequence[AnswerStep] = ()) -> Messages:
@@ -154,10 +161,14 @@ async def plan_run(
             tools.
         ChatTemplateError: the model's template does not take the conversation.
     """
-    variables = reasoning_config.variables
+    variables, seen = reasoning_config.variables, list[Messages]()  # images are known to the engine while kept
+
+    async def in_parts(messages: Sequence[dict[str, Any]]) -> Messages:
+        seen.append(await served.images.in_parts(messages, served.engine, served.name))
+        return seen[-1]
 
     async def tokens(messages: Messages, found: RetrievedContext | None = found) -> list[int]:
-        shown = messages if found is None else found.messages(messages)
+        shown = await in_parts(messages if found is None else found.messages(messages))
         return reasoning_config.prompt(await served.chat_tokens(shown, variables, specs), served, calls=bool(specs))
 
     def render_after(messages: Messages) -> Render | None:
@@ -165,7 +176,7 @@ async def plan_run(
             return None  # the next question has passages of its own, at the prompt's beginning
 
         async def render(after: Sequence[dict[str, Any]]) -> list[int]:
-            return await served.chat_tokens([*messages, *after], variables, specs)
+            return await served.chat_tokens(await in_parts([*messages, *after]), variables, specs)
 
         return render
 
@@ -212,6 +223,7 @@ async def plan_run(
         return AnswerPlan(
             served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens,
             documents=tuple(documents), render=render,
+            seen=seen,
         )  # fmt: skip
     span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
     tools = read_tools(specs)
@@ -221,7 +233,7 @@ async def plan_run(
         span = replace(span, sampling=without_calls(span.sampling, tool_plan))
     call = await select_call(served, selected, tools, True, user)
     return AnswerPlan(
-        served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call, render=render
+        served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call, render=render, seen=seen
     )
 
 

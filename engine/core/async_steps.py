@@ -30,6 +30,7 @@ class StepTimer:
         self.tokens = 0
         self.seconds = 0.0
         self.last_batch = 0
+        self.decode_s = 0.0  # of a step of decodes alone, smoothed
         self._clock = clock
         self._learn = learn
         self._done_at = float("-inf")
@@ -59,6 +60,8 @@ class StepTimer:
         seconds = now - max(began, self._done_at)
         self._done_at = now
         self.seconds += seconds
+        if step.tokens == len(step.rows):
+            self.decode_s += (seconds - self.decode_s) * (0.1 if self.decode_s else 1.0)
         self._learn(step, seconds)
 
 
@@ -126,11 +129,17 @@ class InFlightSteps:
 
     @torch.inference_mode()
     def launch(self) -> None:
-        """Launches the next step; none where nothing can run before a block is loaded from a tier."""
+        """Launches the next step; none where nothing can run before a block is loaded from a tier, or an image is
+        encoded. Encodes for a moment first, where images wait."""
+        if self._scheduler.images.pending:
+            self._processor.emit_outputs()
+            decodes = any(seq.remaining == 1 for seq in self._scheduler.running.values())
+            self._scheduler.images.advance(self._timer.decode_s if decodes else None)
         if not self._scheduler.has_work:
             return
         began, step = self._clock(), self._scheduler.schedule()
-        idle = step.saves or step.state_saves or self._scheduler.stalled or not self._scheduler.has_work
+        waits = step.saves or step.state_saves or self._scheduler.stalled or self._scheduler.images.pending
+        idle = waits or not self._scheduler.has_work
         if not step.rows and idle:  # blocks are offloaded or loaded, or there was nothing left to warm
             self._scheduler.save(step)
             self._scheduler.complete(step)
@@ -143,7 +152,7 @@ class InFlightSteps:
         """Launches the step after the one in flight (async scheduling), then collects the latter. False, and nothing
         has changed, where the next step depends on the sampled tokens, or on waiting sequences."""
         in_flight = self._in_flight
-        if in_flight is None or in_flight.result is None:
+        if in_flight is None or in_flight.result is None or self._scheduler.images.pending:
             return False
         _, begun = in_flight.result
         if begun.samples is None or not begun.only_samples:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from engine.config import EngineConfig
 from engine.core import messages as m
@@ -25,6 +26,7 @@ from engine.kv_cache.snapshot import Snapshot, packed
 from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.model.detokenizer import Utf8Decoder
 from engine.model.runner import Runner
+from engine.multimodal.encoder_cache import EncoderCache
 from engine.outputs import FinishReason, StateStats, Stats, TierStats
 from engine.structured_output.bitmask import Constraints, Masking
 from engine.structured_output.compiler import Outcome
@@ -58,13 +60,16 @@ class EngineCore:
         states: StateCheckpoints | None = None,
         model: bytes = b"",
         begin_device: Callable[[], None] = lambda: None,
+        images: EncoderCache | None = None,
     ) -> None:
         self._config = config
         self._pool = pool
         self._tiers = tiers
         self._states = states
         self._model = model
+        self._images = images or EncoderCache()
         self._scheduler = Scheduler(config, pool, clock, tiers, states)
+        self._scheduler.images = self._images
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints
@@ -96,7 +101,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or self._steps.in_flight or bool(self._later)
+        return self._scheduler.has_work or self._images.pending or self._steps.in_flight or bool(self._later)
 
     def next_deadline(self) -> float | None:
         """Returns the time, by its clock, at which the core must wake although nothing runs."""
@@ -112,6 +117,8 @@ class EngineCore:
 
     def _handle(self, command: m.Command) -> None:
         match command:
+            case m.AddImage():
+                self._images.add(command.digest, command.tiles, command.size, command.pixels)
             case m.Open():
                 self._adopt(self._made(command.sequence, command), None, command.deadline_s)
             case m.Warm():
@@ -149,6 +156,7 @@ class EngineCore:
         match command:
             case m.Append():
                 seq.append(list(command.tokens), generated=command.generated)
+                self._images.hold(seq.id, command.tokens)
             case m.Generate():
                 self._generate(seq, command)
             case m.CompileDone():
@@ -194,7 +202,7 @@ class EngineCore:
         self._scheduler.keep(seq)
         snapshot = Snapshot(
             seq.tenant, seq.priority, tuple(seq.tokens), bytes(seq.generated), seq.stream, seq.forks,
-            max(seq.tail, seq.kv_len),
+            max(seq.tail, seq.kv_len), tuple(self._images.of(seq.tokens)),
         )  # fmt: skip
         return packed(snapshot, self._model)
 
@@ -220,6 +228,7 @@ class EngineCore:
 
     def _adopt(self, seq: SequenceState, scope: SequenceState | None, deadline_s: float | None = None) -> None:
         self._sequences[seq.id] = seq
+        self._images.hold(seq.id, seq.tokens)
         if deadline_s is not None:
             seq.deadline = self._clock() + deadline_s
         if scope is not None:
@@ -373,6 +382,7 @@ class EngineCore:
     def drop(self, seq: SequenceState) -> None:
         """Removes the sequence."""
         self._scheduler.release(seq)
+        self._images.release(seq.id)
         self._sequences.pop(seq.id, None)
         self._deadlines.pop(seq.id, None)
         if seq.parent is not None:
@@ -456,7 +466,6 @@ class EngineCore:
     # -- statistics
 
     def stats(self) -> Stats:
-        counters = self._scheduler.counters
         return Stats(
             waiting=len(self._scheduler.waiting),
             running=len(self._scheduler.running),
@@ -466,23 +475,15 @@ class EngineCore:
             blocks_cached=self._pool.cached,
             blocks_free=self._pool.empty,
             block_size=self._config.block_size,
-            prefix_query_tokens=counters.prefix_query_tokens,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
-            preemptions=counters.preemptions,
-            prompt_tokens=counters.prompt_tokens,
             generated_tokens=self._processor.generated_tokens,
-            recomputed_tokens=counters.recomputed_tokens,
             steps=self._timer.steps,
             step_tokens=self._timer.tokens,
             step_seconds=self._timer.seconds,
             last_batch=self._timer.last_batch,
             held=self._scheduler.held,
-            resumed=counters.resumed,
-            resumed_late=counters.resumed_late,
-            resumed_tokens=counters.resumed_tokens,
-            resumed_reused_tokens=counters.resumed_reused_tokens,
-            warmed_tokens=counters.warmed_tokens,
-            warmed_hit_tokens=counters.warmed_hit_tokens,
+            encoded_tokens=self._images.encoded_tokens,
+            encoder_seconds=self._images.encoder_seconds,
+            **asdict(self._scheduler.counters),
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
             states=StateStats() if self._states is None else self._states.stats(),
         )

@@ -25,6 +25,16 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class AddImage:
+    """Brings the pixels of an image, (tiles, size, size, 3) uint8, before the first command whose tokens have it."""
+
+    digest: bytes
+    tiles: int
+    size: int
+    pixels: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
     """Prefills tokens into a tenant's prefix cache when nothing else runs. Nothing replies, and a core that is lost
     takes it with it."""
@@ -173,7 +183,7 @@ class Stop:
 
 
 Command = (
-    Open | Warm | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
+    AddImage | Open | Warm | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
     | GetStats | Compile | Leave | CompileDone | TransferDone | Stop
 )  # fmt: skip
 
@@ -190,6 +200,7 @@ class Loaded:
     threads: int  # CPU threads of the model
     numerics: Numerics
     fingerprint: bytes = b""  # of the model's files
+    vision: bool = False  # whether it reads images
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from engine.core.span_state import SpanState, row_sampling
 from engine.core.step import Row
 from engine.kernels.buffers import from_device, to_device
 from engine.kernels.logprobs import logprobs
+from engine.multimodal.image_input import FIRST_IMAGE_ID
 from engine.outputs import Prefill, SpanOutput, TokenLogprob
 from engine.structured_output.bitmask import Masking
 from engine.structured_output.matcher import ConstraintFailed
@@ -333,9 +334,14 @@ class OutputProcessor:
                 self._emit(m.Scored(job.request.id, scores))
 
     def _read_prompt(self, seq: SequenceState, job: SpanJob, first: int, logits: Tensor) -> None:
-        """Gathers log-probabilities of the prompt's tokens; a preempted sequence reads again from the start."""
+        """Gathers log-probabilities of the prompt's tokens, None of an image's; a preempted sequence reads again from
+        the start."""
         del job.prompt_logprobs[first + 1 :]
         tokens = seq.tokens[first + 1 : first + 1 + len(logits)]
-        job.prompt_logprobs += token_logprobs(logits[: len(tokens)], tokens, job.span.prompt_logprobs or 0)
+        known = [min(token, logits.shape[1] - 1) for token in tokens]
+        found = token_logprobs(logits[: len(tokens)], known, job.span.prompt_logprobs or 0)
+        job.prompt_logprobs += [
+            each if token < FIRST_IMAGE_ID else None for each, token in zip(found, tokens, strict=True)
+        ]
         if len(tokens) < len(logits):
             job.reading_prompt = False

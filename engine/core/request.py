@@ -17,6 +17,7 @@ from engine.core.repetition import RepetitionDetector
 from engine.core.sampling_types import mix64
 from engine.kv_cache.block_pool import chain_digest
 from engine.model.detokenizer import SpanText
+from engine.multimodal.image_input import without_images
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.params import Span
 from engine.structured_output.compiler import Done
@@ -198,9 +199,10 @@ class SequenceState:
         return len(self.tokens) - self.cursor
 
     def seen(self) -> Set[int]:
-        """Returns the set of the sequence's tokens. Cached, and only added to while the sequence grows."""
+        """Returns the set of the sequence's tokens of the vocabulary. Cached, and only added to while the sequence
+        grows."""
         if self._seen_length < len(self.tokens):
-            self._seen.update(self.tokens[self._seen_length :])
+            self._seen.update(without_images(self.tokens[self._seen_length :]))
             self._seen_length = len(self.tokens)
         return self._seen
 

@@ -31,6 +31,7 @@ from engine.kv_cache.allocation import (
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.state_checkpoints import StateCheckpoints
+from engine.multimodal.encoder_cache import EncoderCache
 
 MAX_LOGITS = 512  # rows of logits in a step, unless it has more sequences: each takes a vocabulary of memory
 MAX_STEPS_AHEAD = 16  # steps scheduled ahead in a row while sequences wait: none could be admitted before
@@ -66,6 +67,7 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = SchedulerStats()
+        self.images = EncoderCache()  # a sequence waits for those that it has to read
         self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
@@ -381,7 +383,7 @@ class Scheduler:
                 self._full = True
                 return freed
             freed += self._preempt_row(victim, rows)
-        if self._load_blocks(seq):
+        if self._load_blocks(seq) or self.images.encodes(seq):
             self._soon = True
             return freed  # others run meanwhile
         del self.waiting[seq.id]
@@ -400,8 +402,7 @@ class Scheduler:
         return row.count
 
     def _free_blocks_for(self, seq: SequenceState) -> bool:
-        """Returns whether a waiting sequence fits as a whole beside the running ones, reclaiming blocks of idle ones as
-        needed."""
+        """Returns whether a waiting sequence fits whole beside the running ones; reclaims blocks of idle ones for it."""
         if self._config.reserve_tokens is not None:
             reserved = -(-self._config.reserve_tokens // self._size)
             return not self.running or (len(self.running) + 1) * reserved <= self._pool.total
@@ -423,11 +424,10 @@ class Scheduler:
         return waits
 
     def _waits(self, seq: SequenceState) -> bool:
-        return any(tiers.is_waiting(seq.id) for tiers in self.tiers)
+        return self.images.is_waiting(seq.id) or any(tiers.is_waiting(seq.id) for tiers in self.tiers)
 
     def _load_blocks(self, seq: SequenceState) -> bool:
-        """Starts loading blocks that continue this sequence's K/V, where that is faster than recomputing; True when it
-        should wait for them."""
+        """Starts loading blocks that continue this K/V, where that beats recomputing; True when it should wait."""
         if self._tiers is None or seq.fetches >= MAX_FETCHES:
             return False
         states, token_s = self._states, self._policy.token_s

@@ -37,7 +37,7 @@ FAMILIES = (
     glm4.MIXED,
     *qwen3_next.FAMILIES,
     granite_hybrid.FAMILY,
-    *(gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
+    *(llama.IDEFICS3, llama.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 

@@ -133,6 +133,8 @@ class FallbackLink:
         copy = next(self._copies)
         self._deferred[request] = _DeferredSpan(restore.sequence, copy)
         span = replace(generate.span, min_confidence=None)
+        for image in self._journal.images(restore.tokens):
+            self._fallback.send(image)
         self._fallback.send(replace(restore, sequence=copy))
         self._fallback.send(replace(generate, sequence=copy, span=span, fallback=False))
         return True

@@ -7,12 +7,13 @@ Knows nothing of threads or processes; `engine.Engine` implements the handle's v
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 from engine.config import Fallback
 from engine.core import messages as m
 from engine.errors import EngineError
+from engine.multimodal.image_input import ImageInput
 
 State = Literal["running", "restarting", "stopped"]
 
@@ -67,6 +68,10 @@ class Client(Protocol):
     def forget(self, request: PendingRequest) -> None: ...
 
     def check_tokens(self, tokens: Iterable[int]) -> None: ...
+
+    def check_prompt(self, tokens: Sequence[int]) -> None: ...
+
+    def add_images(self, tokens: Sequence[int]) -> tuple[ImageInput, ...]: ...
 
     def check_length(self, length: int) -> None: ...
 

@@ -8,12 +8,13 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.core import messages as m
 from engine.core.sampling_types import children_of, mix64
 from engine.model.numerics import Numerics
+from engine.multimodal.image_input import image_tokens, key_of, lookup_keys
 
 MAX_CRASHES = 2  # deaths in a row without a reply for a span: after that it may be the cause
 
@@ -54,6 +55,7 @@ class SequenceJournal:
         self._sequences: dict[int, _Known] = {}  # a scope comes before its members
         self._asked: dict[int, m.GetStats | m.Compile | m.Snap] = {}
         self._owners: dict[int, _Known] = {}  # by request id
+        self._images: dict[bytes, m.AddImage] = {}  # by digest, of the open sequences
         self.numerics: Numerics | None = None  # of the core that computed the tokens
 
     @property
@@ -69,6 +71,8 @@ class SequenceJournal:
 
     def sent(self, command: m.Command) -> None:
         match command:
+            case m.AddImage():
+                self._images[command.digest] = command
             case m.Open():
                 self._open(command)
             case m.Restore():
@@ -133,6 +137,7 @@ class SequenceJournal:
     def commands(self) -> Iterator[m.Command]:
         """Yields the commands for a fresh core, in the order in which they must come."""
         now = self._clock()
+        yield from self._images.values()
         for known in self._sequences.values():
             yield _restored(known, now)
         for known in self._sequences.values():
@@ -144,6 +149,11 @@ class SequenceJournal:
 
     def __contains__(self, sequence: object) -> bool:
         return sequence in self._sequences
+
+    def images(self, tokens: Sequence[int]) -> list[m.AddImage]:
+        """Returns the images whose placeholders are among the tokens."""
+        keys = {key_of(token) for token in image_tokens(tokens)}
+        return [each for each in self._images.values() if not keys.isdisjoint(lookup_keys(each.digest))]
 
     def handover(self, request: int) -> tuple[m.Restore, m.Generate] | None:
         """Returns the commands by which another core goes on with a running span, on a copy of its sequence in no
@@ -224,6 +234,9 @@ class SequenceJournal:
             self._drop(child)
         if known.scope is not None and (owner := self._sequences.get(known.scope)) is not None:
             owner.children.discard(sequence)
+        if self._images:
+            rest = [self.images(each.tokens) for each in self._sequences.values()]
+            self._images = {each.digest: each for images in rest for each in images}
 
 
 def _restored(known: _Known, now: float) -> m.Restore:

@@ -65,7 +65,7 @@ class Hello(msgspec.Struct, array_like=True):
 
 _COMMANDS: tuple[type, ...] = (
     Hello, m.Open, m.Warm, m.Restore, m.Append, _Generate, m.Score, m.Fork, m.Truncate, m.Hold, m.Snap, m.Cancel,
-    m.Close, m.GetStats, _Constraint, m.Leave, m.Stop,
+    m.Close, m.GetStats, _Constraint, m.Leave, m.Stop, m.AddImage,
 )  # fmt: skip
 _REPLIES: tuple[type, ...] = (
     m.Loaded, Failure, m.PromptProgress, m.OutputPiece, m.Scored, m.Ready, m.RequestRefused, m.RequestFailed,

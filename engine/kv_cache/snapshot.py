@@ -1,8 +1,9 @@
 """Snapshots of sequences, and the header by which any K/V image is checked.
 
-A snapshot has a sequence's tokens and the state of its sampling, to resume in another engine of the same model. Its K/V
-stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are refused as a
-whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the pool has it.
+A snapshot has a sequence's tokens, its images and the state of its sampling, to resume in another engine of the same
+model. Its K/V stays in the tiers' files, found by the tokens. Bytes that are damaged, cut short or of another model are
+refused as a whole: tokens must be right. An image of a block is a header and the payload, the K/V of all layers as the
+pool has it.
 The header has the fingerprint of the layout (model, dtype, shapes), the block's digest and a checksum; an image that
 does not fit is refused, and its tokens are recomputed. msgspec is imported where it is used: an engine that takes no
 snapshots runs without it.
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 
 MAGIC = b"PonderSq"
-VERSION = 1
+VERSION = 1  # of images of blocks
+SNAPSHOT_VERSION = 2
 _HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, its bytes
 _ACCEPTED = "accepted: what `snapshot` gave for a sequence of this model"
 
@@ -44,10 +46,12 @@ class Snapshot:
     stream: int
     forks: int
     tail: int
+    images: tuple[SavedImage, ...] = ()
 
 
+SavedImage = tuple[bytes, int, int, bytes]  # an image's digest, tiles, size and pixels
 # The model's fingerprint, then the fields of `Snapshot`; tokens as int64, little-endian.
-_Written = tuple[bytes, str, int, bytes, bytes, int, int, int]
+_Written = tuple[bytes, str, int, bytes, bytes, int, int, int, tuple[SavedImage, ...]]
 
 
 def packed(snapshot: Snapshot, model: bytes) -> bytes:
@@ -63,9 +67,10 @@ def packed(snapshot: Snapshot, model: bytes) -> bytes:
         snapshot.stream,
         snapshot.forks,
         snapshot.tail,
+        snapshot.images,
     )
     body = msgspec.msgpack.encode(written)
-    return _HEADER.pack(MAGIC, VERSION, zlib.crc32(body), len(body)) + body
+    return _HEADER.pack(MAGIC, SNAPSHOT_VERSION, zlib.crc32(body), len(body)) + body
 
 
 def unpacked(data: bytes, model: bytes) -> Snapshot:
@@ -80,12 +85,12 @@ def unpacked(data: bytes, model: bytes) -> Snapshot:
         raise BadSnapshot(f"These {len(data)} bytes are no snapshot of a sequence; {_ACCEPTED}.")
     _, version, checksum, length = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
-    if version != VERSION:
-        raise BadSnapshot(f"The snapshot has version {version}; accepted: version {VERSION}.")
+    if version != SNAPSHOT_VERSION:
+        raise BadSnapshot(f"The snapshot has version {version}; accepted: version {SNAPSHOT_VERSION}.")
     if len(body) != length or zlib.crc32(body) != checksum:
         raise BadSnapshot(f"The snapshot is damaged: it has {len(body)} of {length} bytes or others; {_ACCEPTED}.")
     try:
-        of, tenant, priority, ids, generated, stream, forks, tail = msgspec.msgpack.decode(body, type=_Written)
+        of, tenant, priority, ids, generated, stream, forks, tail, images = msgspec.msgpack.decode(body, type=_Written)
     except msgspec.DecodeError as error:
         raise BadSnapshot(f"The snapshot cannot be read ({error}); {_ACCEPTED}.") from None
     tokens = array("q", ids)
@@ -93,7 +98,7 @@ def unpacked(data: bytes, model: bytes) -> Snapshot:
         raise BadSnapshot(f"The snapshot is of another model; {_ACCEPTED}.")
     if len(generated) != len(tokens) or not 0 <= tail <= len(tokens):
         raise BadSnapshot(f"The snapshot does not add up; {_ACCEPTED}.")
-    return Snapshot(tenant, priority, tuple(tokens), generated, stream, forks, tail)
+    return Snapshot(tenant, priority, tuple(tokens), generated, stream, forks, tail, images)
 
 
 Bytes = bytes | bytearray | memoryview

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,10 @@ from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
 from engine.model.model_spec import ModelSpec
 from engine.model.recurrent.states import RecurrentStates
+from engine.multimodal.image_input import FIRST_IMAGE_ID, has_images
+
+if TYPE_CHECKING:
+    from engine.multimodal.encoder_cache import EncoderCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,16 @@ class Batch:
     in_place: bool = True  # whether adjacent keys may be read in place, which is faster
     states: tuple[int, ...] = ()  # each row's slot of `RecurrentStates`, which its tokens advance
     within: slice | None = None  # the tokens that advance states, where others pad a lone row
+    features: Features | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Rows of an encoder that stand in the place of tokens' embeddings: `at` (n,) int64 indexes the step's tokens,
+    `rows` (n, hidden)."""
+
+    at: Tensor
+    rows: Tensor
 
 
 class KVCache(BlockTensors):
@@ -146,14 +161,23 @@ class BatchLayout:
     contexts: list[int]
     tables: Ints
     wanted: list[int]
+    images: tuple[list[int], list[int]] = ([], [])  # placeholders: where they are in `tokens`, and their ids
     follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
 
 class Batching:
     """Makes one batch at a time: it is valid until the next one is made."""
 
-    def __init__(self, block_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        block_size: int,
+        device: torch.device | str = "cpu",
+        images: EncoderCache | None = None,
+        image_token: int = 0,
+    ) -> None:
+        """`images` has the rows of placeholders; `image_token` stands for those in a batch."""
         self._size = block_size
+        self._images, self._image_token = images, image_token
         self._device = device
         self._tables: Ints = np.full((0, 0), NULL_BLOCK, dtype=np.int64)
         self._written: list[tuple[int, int, int]] = []  # of each row: its sequence's id and moves, blocks written
@@ -172,7 +196,15 @@ class Batching:
             block_tables=self._tensor(laid.tables),
             logits_at=self._tensor(laid.wanted),
             states=tuple(row.state for row in step.rows),
+            features=self.features(laid),
         )
+
+    def features(self, laid: BatchLayout) -> Features | None:
+        """Returns the rows for a step's placeholders, on the device; None where it has none."""
+        at, ids = laid.images
+        if not ids or self._images is None:
+            return None
+        return Features(self._tensor(at), self._images.rows(ids))
 
     def lay(self, step: Step) -> BatchLayout:
         """Returns the same on the host. Tokens whose K/V exists already write to the null block."""
@@ -199,7 +231,16 @@ class Batching:
         offsets = positions % size
         slots = tables[row_of, positions // size] * size + offsets
         slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
-        return BatchLayout(tokens, positions, slots, starts, ends, tables, wanted, self._follows)
+        images = self._parted(tokens) if self._images is not None and has_images(tokens) else ([], [])
+        return BatchLayout(tokens, positions, slots, starts, ends, tables, wanted, images, self._follows)
+
+    def _parted(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """Replaces the placeholders among `tokens`; returns where they were, and their ids."""
+        at = [at for at, token in enumerate(tokens) if token >= FIRST_IMAGE_ID]
+        ids = [tokens[each] for each in at]
+        for each in at:
+            tokens[each] = self._image_token
+        return at, ids
 
     def _filled(self, rows: list[Row], ends: list[int]) -> Ints:
         """Returns the rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""

@@ -126,9 +126,11 @@ class ChatTemplate:
 
         System messages that begin a chat become one. A later one, or any where the template has no place for such, is a
         user's. Messages of a user, or of an assistant without calls, that follow each other become one where the
-        template refuses that.
+        template refuses that. Content is a list of parts where the template leaves out a string.
         """
         first = next((at for at, message in enumerate(messages) if message.get("role") != "system"), len(messages))
+        if not self._takes_strings:
+            messages = [_in_parts(message) for message in messages]
         fitted = [*_joined(messages[:first]), *messages[first:]]
         lead = 1 if first and self._takes_system else 0
         if any(message.get("role") == "system" for message in fitted[lead:]) and not self._takes_late_system:
@@ -141,6 +143,11 @@ class ChatTemplate:
                 one for role, run in groupby(fitted, _run) for one in (_joined(list(run)) if role is not None else run)
             ]
         return fitted
+
+    @cached_property
+    def _takes_strings(self) -> bool:
+        messages = [{"role": "user", "content": "message 0"}]
+        return self._renders(messages) or not self._renders([_in_parts(message) for message in messages])
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -157,13 +164,23 @@ class ChatTemplate:
     def _takes(self, *roles: str) -> bool:
         """Returns whether the template renders messages of these roles, each with its content."""
         messages = [{"role": role, "content": f"message {at}"} for at, role in enumerate(roles)]
+        return self._renders(messages if self._takes_strings else [_in_parts(message) for message in messages])
+
+    def _renders(self, messages: list[dict[str, Any]]) -> bool:
+        """Returns whether the texts of the messages, which are numbered, are in the prompt."""
         try:
             text = self._template.render(
                 **self._tokens, messages=messages, tools=None, documents=None, add_generation_prompt=True
             )
         except Exception:  # whatever a template fails with, it does not take them
             return False
-        return all(message["content"] in text for message in messages)
+        return all(f"message {at}" in text for at in range(len(messages)))
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message whose content is a list of parts."""
+    content = message.get("content")
+    return message if isinstance(content, list) else {**message, "content": [{"type": "text", "text": content or ""}]}
 
 
 def _run(message: Mapping[str, Any]) -> str | None:

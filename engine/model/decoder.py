@@ -26,7 +26,7 @@ from engine.kernels.matmul import invariant
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
-from engine.model.batch import Batch, BatchLayout, KVCache
+from engine.model.batch import Batch, BatchLayout, Features, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, limits_for, works_of
 from engine.model.layers import ACTIVATIONS, Expert, LatentProjections, Layer, LayerReader, clamped_swiglu, routed
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
@@ -116,6 +116,11 @@ class Decoder:
         return self._cpu is not None and self.spec.experts is None
 
     @property
+    def image_token(self) -> int:
+        """Returns the token that stands for a row of an image in a batch; 0 of a model that reads none."""
+        return 0 if self.spec.vision is None else self.spec.vision.image_token_id
+
+    @property
     def on_gpu(self) -> bool:
         """Returns whether the Triton kernels run the model, and `forward_step` may be called."""
         return self._gpu is not None
@@ -130,9 +135,15 @@ class Decoder:
         return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
 
     @torch.inference_mode()
-    def forward_step(self, step: DeviceStep, kv: KVCache | QuantizedCache, out: Tensor | None = None) -> Tensor:
+    def forward_step(
+        self,
+        step: DeviceStep,
+        kv: KVCache | QuantizedCache,
+        out: Tensor | None = None,
+        features: Features | None = None,
+    ) -> Tensor:
         """Runs `forward` for a step that is on the device already; the logits are put in `out` if given."""
-        states = self._run_on_gpu(step, kv)
+        states = self._run_on_gpu(step, kv, features)
         wanted = len(step.logits_at) < len(states)  # a decode needs them all, in order
         return self.logits(states.index_select(0, step.logits_at) if wanted else states, out)
 
@@ -159,9 +170,9 @@ class Decoder:
             logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
         return logits
 
-    def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache) -> Tensor:
+    def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache, features: Features | None) -> Tensor:
         assert self._gpu is not None, "on_gpu was not asked"
-        x = self.embed(step.token_ids)
+        x = self.embed(step.token_ids, features)
         rotations = {
             rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
             for rope, rotation in self._rotations.items()
@@ -169,12 +180,12 @@ class Decoder:
         self._gpu.run(x, step, kv.layers(), rotations)
         return x
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, features: Features | None = None) -> Tensor:
         """Returns the input of the first layer: (tokens, hidden) in the model's dtype."""
         x = self._embedding.index_select(0, token_ids)
         if self._embedding_multiplier != 1.0:
             x.mul_(self._embedding_multiplier)
-        return x
+        return x if features is None else x.index_copy_(0, features.at, features.rows)
 
     def _packed(self, batch: Batch, block_size: int) -> DeviceStep:
         """Runs a batch that was not made for the kernels, from the device and back; seldom used."""
@@ -191,8 +202,8 @@ class Decoder:
 
     def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         if self._gpu is not None:
-            return self._run_on_gpu(self._packed(batch, kv.block_size), kv)
-        x = self.embed(batch.token_ids)
+            return self._run_on_gpu(self._packed(batch, kv.block_size), kv, batch.features)
+        x = self.embed(batch.token_ids, batch.features)
         if self._cpu is not None:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"

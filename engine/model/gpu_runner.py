@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from engine.model.gpu_batch import (
     graph_sizes,
     limits_for_quantized,
 )
+
+if TYPE_CHECKING:
+    from engine.multimodal.encoder_cache import EncoderCache
 
 
 class Pool:
@@ -139,6 +142,7 @@ class GpuRunner:
         max_rows: int,
         max_blocks: int,
         graphs: bool = True,
+        images: EncoderCache | None = None,
     ) -> None:
         assert decoder.on_gpu, "the Triton kernels do not run this decoder"
         self.vocab_size = decoder.spec.vocab_size
@@ -146,7 +150,7 @@ class GpuRunner:
         self._decoder = decoder
         self._kv = kv
         self._device = device
-        self._batching = Batching(kv.block_size)
+        self._batching = Batching(kv.block_size, device, images, decoder.image_token)
         model = decoder.packed_for
         self._model = (
             replace(model, limits=limits_for_quantized(model.limits)) if isinstance(kv, QuantizedCache) else model
@@ -175,7 +179,7 @@ class GpuRunner:
             sent = self._sent(laid, works)
             if step.sampled is not None:
                 fill_sampled(sent.token_ids, step.sampled)
-            return self._decoder.forward_step(sent, self._kv)
+            return self._decoder.forward_step(sent, self._kv, features=self._batching.features(laid))
         used = graph.packed.fill(laid, works, self._staging.take(graph.packed.size))
         self._staging.send(used, graph.memory)
         if step.sampled is not None:
@@ -194,10 +198,10 @@ class GpuRunner:
         return packed.views(memory, self._model)
 
     def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:
-        """Returns the smallest graph that holds a step; None where it is no decode, or needs more pieces than any graph
-        has."""
+        """Returns the smallest graph that holds a step; None where it is no decode, has images, or needs more pieces
+        than any graph has."""
         rows = len(laid.contexts)
-        if len(laid.tokens) != rows:
+        if len(laid.tokens) != rows or laid.images[0]:
             return None
         for graph in self._graphs:
             capacity = graph.packed.capacity

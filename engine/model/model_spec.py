@@ -142,6 +142,23 @@ class StateSpace:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """A SigLIP encoder (Zhai et al. 2023) of square tiles, and the connector to the text model: each square of
+    `pixel_shuffle` x `pixel_shuffle` patches becomes one row, which is projected (Idefics3)."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    image_size: int  # pixels a side of the images that its positions were trained for
+    patch_size: int
+    pixel_shuffle: int
+    image_token_id: int  # the token that a prompt has for each row
+    activation: Activation = "gelu_tanh"
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
@@ -188,6 +205,7 @@ class ModelSpec:
     gated_attention: bool = False  # a sigmoid of each query head's own gate multiplies what it attended to (Qwen3-Next)
     recurrent_layers: tuple[int, ...] = ()  # these have a recurrence in place of attention
     recurrence: GatedDelta | StateSpace | None = None
+    vision: VisionSpec | None = None  # the encoder of a model that reads images
 
     @property
     def torch_layers(self) -> bool:
@@ -246,3 +264,5 @@ class WeightNames:
     mlp_pre_norm: str = "post_attention_layernorm"
     mlp_post_norm: str = ""
     ignored: tuple[str, ...] = ()  # prefixes of tensors of other parts, such as a vision tower
+    vision: str = "model.vision_model."  # before the names of the encoder's weights
+    connector: str = "model.connector.modality_projection.proj"

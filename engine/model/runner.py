@@ -23,10 +23,11 @@ from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
-from engine.model.batch import Batch, Batching, KVCache
+from engine.model.batch import Batch, Batching, Features, KVCache
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
+    from engine.multimodal.encoder_cache import EncoderCache
 
 
 BYTES = 16 << 20  # of each of two buffers on the GPU: one is filled while the other is copied
@@ -123,9 +124,12 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
     known = min(blocks, batch.block_tables.shape[1])
     table[0, :known] = batch.block_tables[row, :known]
     everywhere = torch.arange(TILE, device=device)
-    states = batch.states[row : row + 1]
+    states, features = batch.states[row : row + 1], batch.features
+    if features is not None:
+        inside = (features.at >= first) & (features.at < last)
+        features = Features(features.at[inside] - first + within.start, features.rows[inside])
     return Batch(
-        tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within
+        tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within, features
     )  # fmt: skip
 
 
@@ -184,13 +188,19 @@ class ModelRunner:
     queues = False
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device, *, deterministic: bool = False
+        self,
+        decoder: Decoder,
+        kv: KVCache | QuantizedCache,
+        device: torch.device,
+        *,
+        deterministic: bool = False,
+        images: EncoderCache | None = None,
     ) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder
         self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
         self._kv = kv
-        self._batching = Batching(kv.block_size, device)
+        self._batching = Batching(kv.block_size, device, images, decoder.image_token)
 
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])

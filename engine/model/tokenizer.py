@@ -26,6 +26,8 @@ from engine.model.detokenizer import Detokenizer
 from engine.model.loader import Json, is_gguf, read_json
 from engine.model.quantization.gguf_file import GgufFile
 from engine.model.quantization.gguf_tokenizer import tokenizer_of
+from engine.multimodal.image_input import FIRST_IMAGE_ID
+from engine.multimodal.prompt_images import IMAGE, images_of, with_images
 
 # Tokens that some checkpoints do not mark as special, but that steer a model all the same.
 TAGS = re.compile(r"<[|｜].*[|｜]>|</?(think|tool_calls?|tool_responses?|tools)>|\[/?(INST|TOOL_\w+)\]")
@@ -63,6 +65,7 @@ class Tokenizer:
         self._longest_control = max(map(len, self._control), default=0)
         self._marked = _alternatives(self._control)
         self._marked_special = _alternatives(text for text, id in self._control.items() if id in self._special)
+        self._image_id = self._control.get(IMAGE)
         self._nonce = secrets.token_hex(12)
         self._plain, self._alias_ids = self._without_control(data, added)
         self._bytes = _ByteReader(data.get("decoder"))
@@ -186,8 +189,11 @@ class Tokenizer:
     ) -> list[int]:
         """`apply_chat_template`, for a prompt of at most `max_tokens`.
 
+        A part `{"type": "image", "image": ImageInput}` of a message's content becomes the image's own tokens where the
+        template writes `<image>`.
+
         Raises:
-            ChatTemplateError: the model has no template, or the template refuses the messages.
+            ChatTemplateError: the model has no template, or the template refuses the messages, or leaves out an image.
             ContextLengthExceeded: the prompt has more than `max_tokens`.
         """
         hidden = _Hidden(max_tokens)
@@ -199,13 +205,15 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
+        images = list(images_of(messages))
         if not hidden:
-            return self.encode(text, special=True, max_tokens=max_tokens)
+            ids = self.encode(text, special=True, max_tokens=max_tokens)
+            return with_images(ids, self._image_id, images, max_tokens)
         text = self._replaced(self._marked, lambda match: self._alias(self._control[match.group()]), text)
         for placeholder, original in hidden.items():
             text = text.replace(placeholder, original)
         ids = self._ids(self._plain, text, max_tokens, len(self._alias(self.vocab_size)))
-        return [self._alias_ids.get(id, id) for id in ids]
+        return with_images([self._alias_ids.get(id, id) for id in ids], self._image_id, images, max_tokens)
 
     def _template(self, tools: list[dict[str, Any]] | None) -> ChatTemplate:
         if tools and "tool_use" in self._templates:
@@ -343,7 +351,7 @@ class Tokenizer:
         return [self.bos_token_id] if config.get("add_bos_token") is True and self.bos_token_id is not None else []
 
     def _read_bytes(self, id: int) -> bytes:
-        token = self._tokenizer.id_to_token(id) if id >= 0 else None
+        token = self._tokenizer.id_to_token(id) if 0 <= id < FIRST_IMAGE_ID else None
         return b"" if token is None else self._bytes.read(token)
 
 

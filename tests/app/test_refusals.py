@@ -35,7 +35,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        "messages[0].content[0].type", "image_url",
+        "messages[0].content[0].image_url", "reads text alone",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text", "text"),
     ({"max_tokens": 0}, "max_tokens", "1 or more"),

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import certifi
 import httpcore
@@ -173,6 +173,19 @@ class FetchedPage:
     truncated: bool
 
 
+Headers = dict[bytes, str]
+T = TypeVar("T", FetchedPage, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted(Generic[T]):
+    """`read` makes the result of a final answer, of at most `max_bytes`; `accept` is the header."""
+
+    read: Callable[[Target, httpcore.Response, Headers], Awaitable[T]]
+    accept: str
+    max_bytes: int
+
+
 async def resolve(host: str, port: int) -> list[str]:
     """The addresses that the system's resolver has for a host."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -205,16 +218,40 @@ class Fetcher:
             Refused: the URL, an address, a redirect or the media type is not one that may be fetched.
             Failed: the site could not be reached, did not answer in time, or not in HTTP.
         """
+        return await self._within(url, _Wanted(self._page, _ACCEPT, self.config.max_bytes))
+
+    async def fetch_file(self, url: str, kind: str, max_bytes: int) -> bytes:
+        """Fetches a file whose media type begins with `kind`, whole.
+
+        Raises:
+            Refused: as `fetch`; or it has more than `max_bytes`, or a status other than 200.
+            Failed: as `fetch`.
+        """
+
+        async def read(at: Target, response: httpcore.Response, headers: Headers) -> bytes:
+            media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+            if response.status != 200:
+                raise AddressRefused(f"The site answered with status {response.status}; accepted: 200.")
+            if not media_type.startswith(kind):
+                raise AddressRefused(f"The file is of the type {media_type[:100]!r}; accepted: {kind}….")
+            data, truncated = await self._body(response, headers.get(b"content-encoding", ""), max_bytes)
+            if truncated:
+                raise AddressRefused(f"The file has more than the {max_bytes:,} bytes that are accepted.")
+            return data
+
+        return await self._within(url, _Wanted(read, f"{kind}*", max_bytes))
+
+    async def _within(self, url: str, wanted: _Wanted[T]) -> T:
         try:
             async with asyncio.timeout(self.config.timeout_s):
-                return await self._follow(target(url, self.config.ports))
+                return await self._follow(target(url, self.config.ports), wanted)
         except TimeoutError:
             raise FetchFailed(f"The site took longer than the limit of {self.config.timeout_s:g} s.") from None
 
-    async def _follow(self, at: Target) -> FetchedPage:
+    async def _follow(self, at: Target, wanted: _Wanted[T]) -> T:
         for _ in range(self.config.max_redirects + 1):
-            found = await self._request(at)
-            if isinstance(found, FetchedPage):
+            found = await self._request(at, wanted)
+            if not isinstance(found, str):
                 return found
             at = at.join(found, self.config.ports)
         raise AddressRefused(f"The page redirects more than {self.config.max_redirects} times.")
@@ -239,13 +276,13 @@ class Fetcher:
                 )
         return sorted(dict.fromkeys(found), key=lambda address: address.version)
 
-    async def _request(self, at: Target) -> FetchedPage | str:
-        """A page, or where the site says that it is."""
+    async def _request(self, at: Target, wanted: _Wanted[T]) -> T | str:
+        """Requests one address: returns the result, or the address of a redirect."""
         config = self.config
-        backend = Pinned(await self._checked(at), config.max_bytes + config.max_header_bytes + _SLACK)
+        backend = Pinned(await self._checked(at), wanted.max_bytes + config.max_header_bytes + _SLACK)
         headers = [
             ("User-Agent", config.user_agent),
-            ("Accept", _ACCEPT),
+            ("Accept", wanted.accept),
             ("Accept-Encoding", "gzip, deflate"),
             ("Connection", "close"),
         ]
@@ -255,7 +292,10 @@ class Fetcher:
                 httpcore.AsyncConnectionPool(self._context(at), network_backend=backend) as pool,
                 pool.stream("GET", at.url, headers=headers, extensions={"timeout": limits}) as response,
             ):
-                return await self._read(at, response)
+                headers_read = self._headers(response)
+                if response.status in _REDIRECTS and b"location" in headers_read:
+                    return headers_read[b"location"]
+                return await wanted.read(at, response, headers_read)
         except httpcore.TimeoutException:
             raise FetchFailed(f"The host {at.host!r} did not answer in time.") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
@@ -266,27 +306,27 @@ class Fetcher:
             self._tls = ssl.create_default_context(cafile=certifi.where())
         return self._tls
 
-    async def _read(self, at: Target, response: httpcore.Response) -> FetchedPage | str:
+    def _headers(self, response: httpcore.Response) -> Headers:
         size = sum(len(name) + len(value) + 4 for name, value in response.headers)
         if size > self.config.max_header_bytes:
             raise AddressRefused(f"The page has {size:,} bytes of headers; accepted: {self.config.max_header_bytes:,}.")
-        headers = {name.lower(): value.decode("utf-8", "replace") for name, value in response.headers}
-        if response.status in _REDIRECTS and b"location" in headers:
-            return headers[b"location"]
+        return {name.lower(): value.decode("utf-8", "replace") for name, value in response.headers}
+
+    async def _page(self, at: Target, response: httpcore.Response, headers: Headers) -> FetchedPage:
         media_type, _, parameters = headers.get(b"content-type", "").lower().partition(";")
         media_type = media_type.strip()
         if not readable.is_textual(media_type):
             said = f"is of the type {media_type[:100]!r}" if media_type else "does not say what type it is of"
             raise AddressRefused(f"The page {said}; accepted: text, HTML, JSON, XML and the like.")
-        data, truncated = await self._body(response, headers.get(b"content-encoding", ""))
+        data, truncated = await self._body(response, headers.get(b"content-encoding", ""), self.config.max_bytes)
         _, _, charset = parameters.partition("charset=")
         reading = await self._reader.read(data, media_type, charset.split(";")[0].strip("\"' "))
         truncated = truncated or reading.cut or len(reading.text) > self.config.max_chars
         text = reading.text[: self.config.max_chars]
         return FetchedPage(at.url, response.status, media_type, text, reading.title, truncated)
 
-    async def _body(self, response: httpcore.Response, encoding: str) -> tuple[bytes, bool]:
-        inflate = Inflate(encoding, self.config.max_bytes)
+    async def _body(self, response: httpcore.Response, encoding: str, max_bytes: int) -> tuple[bytes, bool]:
+        inflate = Inflate(encoding, max_bytes)
         body = bytearray()
         async for piece in response.aiter_stream():
             # A small piece can expand to much: a thread inflates it, not the loop that serves others.

@@ -60,6 +60,7 @@ COMMANDS: list[m.Command] = [
     m.GetStats(3),
     m.Compile(4, BODY, "alice"),
     m.Leave(3),
+    m.AddImage(bytes(18), 1, 2, bytes(range(12))),
     m.Stop(),
 ]
 LOGPROB = TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0)))

@@ -85,3 +85,18 @@ def test_calls_and_their_results_are_never_joined() -> None:
     result = {"role": "tool", "content": "1"}
     messages = [*chat(("user", "a")), call, result, result, *chat(("assistant", "b"))]
     assert ChatTemplate(ALTERNATING, {}).fit(messages) == messages
+
+
+# As SmolVLM's: content is a list of parts, and a string would be left out without a word.
+PARTS = """
+{%- for m in messages %}<{{ m.role }}>{% for part in m.content -%}
+{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'image' %}<image>{% endif %}{% endfor %}
+{% endfor %}"""
+
+
+def test_a_template_of_parts_gets_strings_as_parts() -> None:
+    said = chat(("system", "Be brief."), ("user", "Hello."), ("assistant", "Hi."))
+    assert render(PARTS, said) == "<system>Be brief.<user>Hello.<assistant>Hi."
+    shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]}, *said[2:]]
+    assert render(PARTS, shown) == "<user><image>What?<assistant>Hi."
+    assert render(PARTS, [{"role": "assistant", "content": None}]) == "<assistant>"

@@ -44,6 +44,8 @@ _MODELS = {
     "gemma3": "Gemma 3 with vision: the text",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
     "granite": "Granite 3",
+    "idefics3": "Idefics3, with images",
+    "smolvlm": "SmolVLM, SmolVLM2, with images",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
     "olmoe": "OLMoE",
@@ -65,6 +67,8 @@ _MODELS = {
 TEXT = {
     "gemma3": "Gemma3ForCausalLM",
     "mistral3": "Ministral3ForCausalLM",
+    "idefics3": "LlamaForCausalLM",
+    "smolvlm": "LlamaForCausalLM",
     "qwen3_5": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
 }

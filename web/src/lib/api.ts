@@ -47,6 +47,7 @@ export interface StoredMessage {
   tokens_per_s: number | null;
   ttft_s?: number | null;
   steps?: StoredStep[];
+  images?: string[]; // of a question, data: URLs
   usage: Usage | null;
   status: Status;
   error: string | null;
@@ -64,7 +65,7 @@ export interface StartedRun {
 }
 
 /** What is to be answered: a new question, below an answer or at the beginning, or one that stands there already. */
-export type Place = { content: string; parent_id?: string | null } | { regenerate: string };
+export type Place = { content: string; images?: readonly string[]; parent_id?: string | null } | { regenerate: string };
 
 export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
 
@@ -88,13 +89,14 @@ export interface Budget {
   wait_text: string;
 }
 
-/** `thinks` and `tools`: whether it does, and takes any. `embeds`: it answers nothing. `remote`: another server's, or `auto` that may ask one. */
+/** `thinks`, `tools` and `sees`: whether it does, takes any, and reads pictures. `embeds`: it answers nothing. `remote`: another server's, or `auto` that may ask one. */
 export interface Model {
   id: string;
   remote?: boolean;
   embeds?: boolean;
   thinks?: boolean;
   tools?: boolean;
+  sees?: boolean;
 }
 
 export interface StrategyInfo {

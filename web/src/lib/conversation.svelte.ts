@@ -90,7 +90,11 @@ export class Conversation {
   }
 
   /** Ask, after what is shown. False when the words were not taken, and why is said. */
-  async send(content: string, attempt: Attempt = { key: newKey(), wishes: this.wishes() }): Promise<boolean> {
+  async send(
+    content: string,
+    images: readonly string[] = [],
+    attempt: Attempt = { key: newKey(), wishes: this.wishes() },
+  ): Promise<boolean> {
     if (this.phase !== "ready") return false;
     if (this.busy) {
       this.notice = strings.busyHere;
@@ -100,7 +104,7 @@ export class Conversation {
     this.notice = "";
     const [before, at] = [this.messages, this.id];
     const after = before.findLast((message) => message.id !== null);
-    const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content };
+    const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content, images };
     const reply = new Reply(this.#key(), content);
     reply.attempt = attempt;
     this.messages = [...before, question, reply];
@@ -117,7 +121,8 @@ export class Conversation {
           this.created(chat);
         }
       }
-      const place = after?.role === "assistant" ? { content, parent_id: after.id } : { content };
+      const asked = images.length > 0 ? { content, images } : { content };
+      const place = after?.role === "assistant" ? { ...asked, parent_id: after.id } : asked;
       this.#begun(question, reply, await startRun(id, place, attempt.wishes, attempt.key), signal);
     } catch (error) {
       if (error instanceof ApiError && !signal.aborted && error.status >= 400 && error.status < 500) {
@@ -138,7 +143,8 @@ export class Conversation {
     const parent = this.messages[at - 1]?.id ?? null;
     if (at < 0 || (at > 0 && parent === null)) return false;
     const edited: Question = { ...question, key: this.#key(), id: null, content };
-    return this.#branch(this.messages.slice(0, at), edited, [], { content, parent_id: parent });
+    const images = question.images.length > 0 ? { images: question.images } : {};
+    return this.#branch(this.messages.slice(0, at), edited, [], { content, ...images, parent_id: parent });
   }
 
   /** Answer a question once more, beside the answers that it has, if any. Returns as `edit` does. */
@@ -222,8 +228,10 @@ export class Conversation {
   async retry(reply: Reply): Promise<boolean> {
     if (this.busy) return true;
     if (!reply.unsent) return this.again(reply);
+    const question = this.messages[this.messages.indexOf(reply) - 1];
+    const images = question?.role === "user" ? question.images : [];
     this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
-    return this.send(reply.question, reply.attempt ?? undefined); // perhaps the server has it, and its word got lost
+    return this.send(reply.question, images, reply.attempt ?? undefined); // perhaps the server has it, and its word got lost
   }
 
   get #unsent(): boolean {
@@ -303,7 +311,8 @@ export class Conversation {
       let message: Message;
       if (stored.role === "user") {
         ({ content } = stored);
-        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content };
+        const images = stored.images ?? [];
+        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content, images };
       } else if (known?.role === "assistant" || (making !== null && making.runId === stored.run_id)) {
         const reply = known?.role === "assistant" ? known : (making as Reply);
         Object.assign(reply, { id, siblings, question: content });

@@ -24,6 +24,7 @@ export interface Question {
   readonly id: string | null; // null: the server has not taken it yet
   readonly siblings: readonly string[]; // ids of all that stand in its place, itself among them
   readonly content: string;
+  readonly images: readonly string[]; // data: URLs
 }
 
 /** How an answer was asked for, to ask for the very same once more. */

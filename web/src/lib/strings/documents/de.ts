@@ -184,6 +184,7 @@ export const de: typeof en = {
   goToPage: "Seite",
   ofPages: (n: number) => `von ${number.format(n)}`,
   previousPage: "Vorige Seite",
+  askPage: "Nach dem Bild dieser Seite fragen",
   nextPage: "Nächste Seite",
   zoomIn: "Vergrößern",
   zoomOut: "Verkleinern",

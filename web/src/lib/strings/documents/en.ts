@@ -178,6 +178,7 @@ export const en = {
   goToPage: "Page",
   ofPages: (n: number) => `of ${number.format(n)}`,
   previousPage: "Previous page",
+  askPage: "Ask about the picture of this page",
   nextPage: "Next page",
   zoomIn: "Zoom in",
   zoomOut: "Zoom out",
