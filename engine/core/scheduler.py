@@ -402,7 +402,7 @@ class Scheduler:
         return row.count
 
     def _free_blocks_for(self, seq: SequenceState) -> bool:
-        """Returns whether a waiting sequence fits whole beside the running ones; reclaims blocks of idle ones for it."""
+        """Returns whether a waiting sequence fits whole beside the running ones; reclaims idle ones' blocks for it."""
         if self._config.reserve_tokens is not None:
             reserved = -(-self._config.reserve_tokens // self._size)
             return not self.running or (len(self.running) + 1) * reserved <= self._pool.total

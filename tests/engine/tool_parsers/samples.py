@@ -80,8 +80,8 @@ class ByteTokens:
         if not special:
             return list(text.encode())
         parts = re.split("(" + "|".join(map(re.escape, self.control)) + ")", text)
-        ids = [[id] if (id := self.token_id(part)) is not None else list(part.encode()) for part in parts]
-        return [id for part in ids for id in part]
+        found = [(self.token_id(part), part) for part in parts]
+        return [each for id, part in found for each in (part.encode() if id is None else (id,))]
 
     def without_control(self, text: str) -> str:
         return re.sub("|".join(map(re.escape, self.control)), "", text)
