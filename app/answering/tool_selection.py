@@ -77,10 +77,6 @@ class ToolRanker:
         self._cached: OrderedDict[tuple[str, str], _Embedded] = OrderedDict()
         self._lock = threading.Lock()
 
-    def warm(self) -> None:
-        """Loads the embedder: importing what it needs takes some ten seconds of a slow core."""
-        self._embedder.embed_query("warm")
-
     def rank(self, question: str, tools: Sequence[ToolSpec]) -> list[RankedTool]:
         """Returns all tools, the likeliest first."""
         scores = self.features(question, tools) @ np.array(WEIGHTS, np.float32) + INTERCEPT
@@ -160,7 +156,6 @@ class ToolSelector:
     policy: Policy
     ranker: ToolRanker
     arguments: Arguments = "auto"
-    _warming: threading.Thread | None = None
 
     @classmethod
     def of_settings(cls, settings: Settings) -> ToolSelector:
@@ -174,12 +169,6 @@ class ToolSelector:
     def copies(self, served: ServedModel) -> bool:
         """Returns whether the arguments of a selected call are held to the question."""
         return self.arguments == "copied" or (self.arguments == "auto" and served.parameters < TINY_BELOW)
-
-    def warm(self, served: ServedModel) -> None:
-        """Begins to load the embedder, once, where it selects for this model: the first question would wait for it."""
-        if self._warming is None and self.selects(served):
-            self._warming = threading.Thread(target=self.ranker.warm, name="ponder-embedder", daemon=True)
-            self._warming.start()
 
     async def select(
         self, served: ServedModel, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec]

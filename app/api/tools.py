@@ -56,8 +56,6 @@ AnswerBody = Annotated[AnswerRequest, Depends(JsonBody(AnswerRequest))]
 
 @router.get("/tools")
 async def tools(state: AppState) -> dict[str, Any]:
-    if len(state.tool_service.registry):  # the page lists them when it is opened
-        state.tool_selector.warm(state.models.default)
     return tool_list(state.tool_service)
 
 

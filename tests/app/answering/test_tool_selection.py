@@ -14,7 +14,6 @@ from app.answering.served_model import ServedModel
 from app.answering.tool_selection import FITS, Arguments, ToolRanker, ToolSelector, described, required_numbers
 from app.runs.trace import Trace, replay
 from engine.tool_parsers import ToolSpec
-from retrieval.embedding import SentenceEmbedder
 from tests.app.conftest import PEBBLE, Server, serving
 from tests.app.gate import GatedEmbedder
 from tests.app.runs.test_runs import events
@@ -229,18 +228,3 @@ def test_the_setting_and_the_models_size_decide(selecting: Server) -> None:
     assert not ToolSelector("model", ranker).selects(served)
     served.parameters = 2_000_000_000
     assert not ToolSelector("auto", ranker).selects(served) and ToolSelector("embedding", ranker).selects(served)
-
-
-@pytest.mark.slow
-def test_the_embedder_is_loaded_ahead_once_where_it_selects(selecting: Server) -> None:
-    embedder, served = SentenceEmbedder(device="cpu"), ServedModel(selecting.engine, "pebble")
-    free, choosing = ToolSelector("model", ToolRanker(embedder)), ToolSelector("auto", ToolRanker(embedder))
-    free.warm(served)
-    assert free._warming is None
-    choosing.warm(served)
-    began = choosing._warming
-    assert began is not None
-    choosing.warm(served)
-    assert choosing._warming is began
-    began.join(timeout=120)
-    assert embedder._loaded is not None
