@@ -56,7 +56,7 @@ class Server:
 
     def until(self, condition: Callable[[Stats], bool]) -> Stats:
         """The engine's statistics once they satisfy `condition`."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not condition(stats := self.stats()):
             assert time.monotonic() < deadline, stats
             threading.Event().wait(0.005)

@@ -170,6 +170,7 @@ def test_a_call_is_known_by_its_name_before_its_arguments_end(name: str) -> None
         tool_parser(name).plan([ToolSpec("add", parameters={"properties": {"a": {"type": "string"}}})], "auto").parser
     )
     written = {
+        "harmony": ' to=functions.add json{"a": "x',
         "hermes": '\n{"name": "add", "arguments": {"a": "x',
         "llama3_json": '{"name": "add", "parameters": {"a": "x',
         "mistral": '[{"name": "add", "arguments": {"a": "x',

@@ -164,15 +164,17 @@ async def mcp_tools(server: Server, key: str) -> set[str]:
 def test_wrong_keys_have_to_wait_and_right_ones_do_not(keyed: Server) -> None:
     key, address = key_of(keyed, "cara"), {"X-Forwarded-For": "203.0.113.7"}
 
+    http = httpx.Client(base_url=keyed.url)  # one connection: the time to wait must not pass between two requests
+
     def tried(text: str, at: dict[str, str] = address) -> httpx.Response:
-        return httpx.get(f"{keyed.url}/api/chats", headers={"Authorization": f"Bearer {text}", **at})
+        return http.get("/api/chats", headers={"Authorization": f"Bearer {text}", **at})
 
     assert tried(key).status_code == 200
     for number in range(FREE):
         assert tried(f"ponder_wrong{number}").status_code == 401
     late = tried("ponder_wrong")
     assert "try again in" in error(late, 429, "too_many_wrong_keys") and int(late.headers["retry-after"]) >= 1
-    signing_in = httpx.post(f"{keyed.url}/api/session", json={"key": "ponder_wrong"}, headers=address)
+    signing_in = http.post("/api/session", json={"key": "ponder_wrong"}, headers=address)
     assert signing_in.status_code == 429
     assert tried(key).status_code == 200, "one that was good a moment ago"
     assert tried(key_of(keyed, "dora")).status_code == 429, "a new one from there has to wait as well"
@@ -180,6 +182,7 @@ def test_wrong_keys_have_to_wait_and_right_ones_do_not(keyed: Server) -> None:
     beside(keyed, lambda accounts: accounts.revoke((accounts.find(key) or never())[1].id).id)
     assert [tried(key, elsewhere).status_code for _ in range(FREE + 3)] == [401] * (FREE + 3)
     assert tried(key_of(keyed, "dora"), elsewhere).status_code == 200, "a forgotten client locks nobody out"
+    http.close()
 
 
 def test_waits_double_up_to_five_minutes_and_are_forgotten() -> None:
