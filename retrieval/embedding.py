@@ -84,8 +84,6 @@ class SentenceEmbedder:
         self._device = device
         self._batch = batch
         self._lock = threading.Lock()  # one forward pass at a time: torch's threads are all taken by one
-        self._loading = threading.Lock()
-        self._loaded: SentenceTransformer | None = None
 
     @property
     def name(self) -> str:
@@ -109,14 +107,8 @@ class SentenceEmbedder:
         special = set(self._model.tokenizer.all_special_ids)
         return next(at for at, token in enumerate(self._model.tokenizer("a")["input_ids"]) if token not in special)
 
-    @property
+    @cached_property
     def _model(self) -> SentenceTransformer:
-        with self._loading:
-            if self._loaded is None:
-                self._loaded = self._load()
-            return self._loaded
-
-    def _load(self) -> SentenceTransformer:
         import torch
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
