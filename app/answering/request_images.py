@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from app.db.chat_exchange import MAX_IMAGES
 from app.errors import invalid
 from engine.errors import InvalidImage
+from engine.families import FAMILIES
 from engine.multimodal.image_file import ImageLimits, read_image
 from engine.multimodal.image_input import ImageInput
 from tools.web import Fetcher, FetchError
@@ -24,10 +26,9 @@ from tools.web import Fetcher, FetchError
 if TYPE_CHECKING:
     from engine import Engine
 
-MAX_IMAGES = 16  # of a request
 LIMITS = ImageLimits(max_bytes=8 << 20)
 AT_ONCE = 2  # images that are decoded at the same time: each takes its pixels of memory
-SEEING_FAMILIES = "Idefics3, SmolVLM"
+SEEING = tuple(each for family in FAMILIES if family.sees for each in family.architectures)
 _TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
 _ACCEPTED = 'accepted: "data:image/png;base64,…" (png, jpeg, webp, gif), or an http or https address'
 
@@ -67,7 +68,7 @@ class RequestImages:
         """Raises ApiError where there are images and the model sees none: 400, naming models that do."""
         if images and engine.image_processor is None:
             seeing = ", ".join(map(repr, self.seeing))
-            other = f"the model {seeing}" if self.seeing else f"a model that sees; families that do: {SEEING_FAMILIES}"
+            other = f"the model {seeing}" if self.seeing else f"a model that sees, of {', '.join(SEEING)}"
             message = f"{where} has an image, and the model {name!r} reads text alone; accepted: text, or {other}."
             raise invalid(where, message, "model_cannot_see")
 

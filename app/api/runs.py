@@ -18,12 +18,12 @@ from app.admission.request_budget import enter, narrow, output_limit
 from app.answering.checkers import CHECKER
 from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
 from app.answering.remote_model import RemoteModel
-from app.answering.request_images import MAX_IMAGES
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
+from app.db.chat_exchange import MAX_IMAGES
 from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS

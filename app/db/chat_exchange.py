@@ -26,7 +26,7 @@ MAX_FOLDER = 100
 
 Moment = Annotated[float, Field(ge=0, le=1e11)]  # seconds since the epoch
 Measure = Annotated[float, Field(ge=0)]
-MAX_IMAGES = 16
+MAX_IMAGES = 16  # of a question, and of a request
 Picture = Annotated[str, Field(pattern=r"^data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+={0,2}$")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 

@@ -17,3 +17,4 @@ class Family:
     architectures: tuple[str, ...]
     spec: Callable[[Json], ModelSpec]
     names: Callable[[Json], WeightNames] = field(default=lambda config: WeightNames())
+    sees: bool = False  # it reads images, not the text of a model with vision alone

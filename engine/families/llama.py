@@ -70,5 +70,5 @@ def names_with_vision(config: Json) -> WeightNames:
 
 
 FAMILY = Family("llama", ("LlamaForCausalLM",), spec)
-IDEFICS3 = Family("idefics3", ("Idefics3ForConditionalGeneration",), spec_with_vision, names_with_vision)
-SMOLVLM = Family("smolvlm", ("SmolVLMForConditionalGeneration",), spec_with_vision, names_with_vision)
+IDEFICS3 = Family("idefics3", ("Idefics3ForConditionalGeneration",), spec_with_vision, names_with_vision, sees=True)
+SMOLVLM = Family("smolvlm", ("SmolVLMForConditionalGeneration",), spec_with_vision, names_with_vision, sees=True)
