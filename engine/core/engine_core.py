@@ -68,8 +68,7 @@ class EngineCore:
         self._states = states
         self._model = model
         self._images = images or EncoderCache()
-        self._scheduler = Scheduler(config, pool, clock, tiers, states)
-        self._scheduler.images = self._images
+        self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images)
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints

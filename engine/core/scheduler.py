@@ -40,7 +40,7 @@ MAX_FETCHES = 8  # times that a job waits for loads, before it recomputes missin
 
 class Scheduler:
     """Turns sequences with jobs into steps, and keeps their block tables. `tiers`: the offload tiers below the pool,
-    `states`: of a model with recurrent layers."""
+    `states`: of a model with recurrent layers, `images`: of one that sees."""
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class Scheduler:
         clock: Callable[[], float],
         tiers: OffloadTiers | None = None,
         states: StateCheckpoints | None = None,
+        images: EncoderCache | None = None,
     ) -> None:
         self._config = config
         self._policy = policy_of(config)
@@ -67,7 +68,7 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
         self.counters = SchedulerStats()
-        self.images = EncoderCache()  # a sequence waits for those that it has to read
+        self.images = images or EncoderCache()  # a sequence waits for those that it has to read
         self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
@@ -414,8 +415,7 @@ class Scheduler:
         return True
 
     def _match(self, seq: SequenceState) -> bool:
-        """Takes over the cached blocks that continue this sequence's K/V (prefix caching); True when it should wait for
-        a duplicate prefill."""
+        """Takes over the cached blocks that continue this K/V; True when it should wait for a duplicate prefill."""
         waits = False
         if self._config.prefix_cache and seq.kv_len == len(seq.table) * self._size:
             waits, warmed = match_prefix(seq, self._size, self._pool)
