@@ -241,10 +241,7 @@ def main(
         raise typer.BadParameter(f"{shape!r}; accepted: {', '.join(SHAPES)}.")
     with tempfile.TemporaryDirectory() as folder:
         made = asyncio.run(measure(checkpoint(Path(folder), shape, tokenizer), shape, pairs, questions))  # type: ignore[arg-type]  # checked
-    print(table(made))
-    print(json.dumps(made))
-    if write:
-        report.save(made)
+    report.show(made, table(made), keep=write)
 
 
 if __name__ == "__main__":

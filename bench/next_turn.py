@@ -196,10 +196,7 @@ def main(
 ) -> None:
     """Measure; print a table and JSON. Takes some five minutes."""
     made = asyncio.run(measure(model, repeats, rounds))
-    print(table(made))
-    print(json.dumps(made))
-    if write:
-        report.save(made)
+    report.show(made, table(made), keep=write)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ def save(results: Results) -> Path:
     return path
 
 
+def show(results: Results, table: str, *, keep: bool) -> None:
+    """Prints a table and the JSON, and saves that where it is to be kept."""
+    print(table)
+    print(json.dumps(results))
+    if keep:
+        save(results)
+
+
 def newest(slug: str) -> Results:
     """The last results that were kept under a name, or none."""
     found = sorted(RESULTS.glob(f"????-??-??-{slug}.json"))
