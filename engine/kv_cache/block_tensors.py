@@ -1,7 +1,8 @@
 """Tensors of which numbered parts are copied whole: blocks of a paged cache, or slots of recurrent states.
 
-Knows nothing of the numbers in them. Each tensor is (layers, 2, blocks, ...), contiguous, and a row of bytes has a
-block's part of each in turn, which is the layout that `engine.kernels.blocks` copies on a GPU.
+Knows nothing of the numbers in them. Each tensor is (layers, parts, blocks, ...), contiguous, with keys and
+values for two parts, or latents for one; a row of bytes has a block's part of each in turn, which is the layout that
+`engine.kernels.blocks` copies on a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class BlockTensors:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Returns all tensors that blocks are made of, in the order of `read_block`'s rows; each (layers, 2, blocks,
-        ...)."""
+        """Returns all tensors that blocks are made of, in the order of `read_block`'s rows; each (layers, parts,
+        blocks, ...)."""
         return self._tensors
 
     @property

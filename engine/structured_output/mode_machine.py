@@ -143,7 +143,8 @@ class ModeMachine:
         if layout.begin is not None:
             if layout.text_header or self._answer is None:
                 row[:] = 0
-                _set(row, layout.text_header[: layout.free])
+                if layout.free:
+                    _set(row, layout.text_header[:1])
             else:
                 self._before_answer().fill(row)
             _set(row, (layout.begin,))
