@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from engine import GREEDY, Engine, EngineConfig, Span
 from tests.engine.multimodal import seeing
-from tests.engine.multimodal.test_image_sequences import asked
+from tests.engine.multimodal.seeing import asked
 
 pytestmark = [pytest.mark.usefixtures("machine"), pytest.mark.slow]
 
@@ -19,15 +20,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return seeing.write(tmp_path_factory.mktemp("gpu"), seeing.build(text={**sizes, "tie_word_embeddings": False}))
 
 
-async def test_rows_of_images_reach_the_layers(checkpoint: Path) -> None:
+def test_rows_of_images_reach_the_layers(checkpoint: Path) -> None:
     common = {"model": str(checkpoint), "kv_blocks": 40, "max_running": 2}
-    found = []
-    for settings in ({"device": "cpu", "dtype": "float32", "kernels": "torch"}, {"device": "cuda", "dtype": "float16"}):
-        async with await Engine.start(EngineConfig(**common, **settings)) as engine:  # type: ignore[arg-type]  # fields of it
-            tokens = await asked(engine, "What?", 21)
-            async with await engine.open(tokens) as seq:
-                out = await seq.generate_all(Span(GREEDY, max_tokens=2, logprobs=20, ignore_eos=True))
-            found.append([dict(each.top) for each in out.logprobs])
+    on_cpu = EngineConfig(**common, device="cpu", dtype="float32", kernels="torch")  # type: ignore[arg-type]  # fields
+    on_gpu = EngineConfig(**common, device="cuda", dtype="float16")  # type: ignore[arg-type]  # fields
+    found = asyncio.run(likeliest(on_cpu)), asyncio.run(likeliest(on_gpu))
     for one, other in zip(*found, strict=True):
         shared = sorted(one.keys() & other.keys(), key=lambda token: -one[token])[:5]
         assert len(shared) == 5 and max(abs(one[token] - other[token]) for token in shared) < 0.05
+
+
+async def likeliest(config: EngineConfig) -> list[dict[int, float]]:
+    """Returns the most probable tokens of two positions after a picture, and their log-probabilities."""
+    async with await Engine.start(config) as engine, await engine.open(await asked(engine, "What?", 21)) as seq:
+        out = await seq.generate_all(Span(GREEDY, max_tokens=2, logprobs=20, ignore_eos=True))
+    return [dict(each.top) for each in out.logprobs]

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from engine import Engine
+from engine.multimodal.image_input import ImageInput
 from tests.engine.model import tiny
 from tests.tiny import byte_tokenizer
 
 TILE, LONGEST_EDGE, FEATURES = 32, 64, 4
 MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>")
+KEPT: list[ImageInput] = []
 SPECIAL = (*MARKS, *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)))
 PROCESSOR: Mapping[str, Any] = {
     "image_processor_type": "SmolVLMImageProcessor", "size": {"longest_edge": LONGEST_EDGE}, "resample": 1,
@@ -74,3 +77,11 @@ def png(width: int, height: int, seed: int = 0) -> bytes:
     data = io.BytesIO()
     picture(width, height, seed).save(data, "PNG")
     return data.getvalue()
+
+
+async def asked(engine: Engine, question: str, *seeds: int, size: tuple[int, int] = (60, 41)) -> list[int]:
+    """The prompt of a question about images, which stay known to the engine."""
+    images = [await engine.image(png(*size, seed)) for seed in seeds]
+    KEPT.extend(images)
+    content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": question}]
+    return engine.tokenizer.encode_chat([{"role": "user", "content": content}], None, {})

@@ -15,11 +15,10 @@ from engine.core.messages import AddImage
 from engine.errors import BadSnapshot, ContextLengthExceeded, InvalidImage, InvalidParameter
 from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
-from engine.multimodal.image_input import FIRST_IMAGE_ID, ImageInput, key_of, offset_of, placeholder
+from engine.multimodal.image_input import FIRST_IMAGE_ID, key_of, offset_of, placeholder
 from tests.engine.multimodal import seeing
-from tests.engine.multimodal.seeing import png
+from tests.engine.multimodal.seeing import asked, png
 
-KEPT: list[ImageInput] = []
 SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
 
 
@@ -38,14 +37,6 @@ def config(model: Path, **changed: object) -> EngineConfig:
 async def engine(model: Path) -> AsyncIterator[Engine]:
     async with await Engine.start(config(model)) as engine:
         yield engine
-
-
-async def asked(engine: Engine, question: str, *seeds: int, size: tuple[int, int] = (60, 41)) -> list[int]:
-    """The prompt of a question about images, which stay known to the engine."""
-    images = [await engine.image(png(*size, seed)) for seed in seeds]
-    KEPT.extend(images)
-    content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": question}]
-    return engine.tokenizer.encode_chat([{"role": "user", "content": content}], None, {})
 
 
 async def answer(engine: Engine, tokens: list[int]) -> tuple[int, ...]:
