@@ -175,15 +175,16 @@ class _Read:
         self._ids = ids
         self._letters = letters
         self._places: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._ends: dict[int, int] = {}  # of the stretch that each place is in
+        self._ends = [0] * len(ids)  # of the stretch that each place is in
         self._begin = 0
 
     def up_to(self, end: int) -> None:
         """Adds the text from the last answer to the next, which begins at `end`."""
-        for at in range(self._begin, end):
-            self._ends[at] = end
-            for length in range(1, min(3, end - at) + 1):
-                self._places[tuple(self._ids[at : at + length])].append(at)
+        self._ends[self._begin : end] = [end] * (end - self._begin)
+        ids = self._ids[self._begin : end]
+        for tokens in (zip(ids), zip(ids, ids[1:]), zip(ids, ids[1:], ids[2:])):
+            for at, key in enumerate(tokens, self._begin):
+                self._places[key].append(at)
 
     def skip_to(self, end: int) -> None:
         """Leaves out the answer that ends at `end`."""

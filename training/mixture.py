@@ -14,18 +14,20 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from multiprocessing import get_context
 from random import Random
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from training import procedural
-from training.alignment import NOWHERE, Alignment, Label, ReadTokens, Span, align, labels
+from training.alignment import NOWHERE, ROLES, Alignment, Label, ReadTokens, Span, align, labels
 from training.conversation import Conversation, Phrasing
 from training.tasks import (
     arithmetic,
@@ -209,13 +211,14 @@ def share(rows: list[TrainingRow], team: Team) -> list[TrainingRow]:
     return mine
 
 
-def batches(rows: list[TrainingRow], largest: int, padding: int) -> list[TrainingBatch]:
-    """Rows, longest first, stacked into batches of at most `largest` tokens or one row, of lengths not far apart."""
+def batches(rows: list[TrainingRow], largest: int, padding: int, spread: float) -> list[TrainingBatch]:
+    """Rows, longest first, stacked into batches of at most `largest` tokens or one row; the longest of a batch has at
+    most `spread` times the tokens of its shortest."""
     stacked, pending = list[TrainingBatch](), list[TrainingRow]()
     for row in rows:
         if pending:
             longest = len(pending[0].tokens)
-            if longest * (len(pending) + 1) > largest or longest > 1.25 * len(row.tokens):
+            if longest * (len(pending) + 1) > largest or longest > spread * len(row.tokens):
                 stacked.append(_stack(pending, padding))
                 pending = []
         pending.append(row)
@@ -224,15 +227,16 @@ def batches(rows: list[TrainingRow], largest: int, padding: int) -> list[Trainin
 
 def _stack(rows: list[TrainingRow], padding: int) -> TrainingBatch:
     length = max(len(row.tokens) for row in rows)
-    missing = [length - len(row.tokens) for row in rows]
-    spans = [
-        [role + [NOWHERE] * more for role in row.alignment.roles()] for row, more in zip(rows, missing, strict=True)
-    ]
-    return TrainingBatch(
-        tokens=torch.tensor([row.tokens + [padding] * more for row, more in zip(rows, missing, strict=True)]),
-        weights=torch.tensor([row.weights + [0.0] * more for row, more in zip(rows, missing, strict=True)]),
-        spans=torch.tensor(spans),
-    )
+    tokens = np.full((len(rows), length), padding)
+    weights = np.zeros((len(rows), length), np.float32)
+    spans = np.full((len(rows), len(ROLES), length, 2), NOWHERE)
+    for at, row in enumerate(rows):
+        size = len(row.tokens)
+        tokens[at, :size] = row.tokens
+        weights[at, :size] = row.weights
+        of_roles = chain.from_iterable(chain.from_iterable(row.alignment.roles()))  # an array of tuples takes longer
+        spans[at, :, :size] = np.fromiter(of_roles, int).reshape(len(ROLES), size, 2)
+    return TrainingBatch(torch.from_numpy(tokens), torch.from_numpy(weights), torch.from_numpy(spans))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +250,50 @@ class Reader:
     tokenizer: Tokenizer
     workers: int = 0
     team: Team = ALONE
+    spread: float = 1.25
 
     def at(self, step: int) -> list[TrainingBatch]:
         """Returns this member's batches of a step; none, where there are fewer rows than members."""
         made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
-        return batches(share(made, self.team), self.largest, token_id(self.tokenizer, END_OF_TEXT))
+        padding = token_id(self.tokenizer, END_OF_TEXT)
+        return batches(share(made, self.team), self.largest, padding, self.spread)
 
     def read(self, start: int, end: int) -> Iterator[list[TrainingBatch]]:
         """The batches of steps `start` to `end`, each a list that makes up one step."""
         if not self.workers:
             yield from map(self.at, range(start, end))
             return
-        with ProcessPoolExecutor(self.workers, mp_context=get_context("spawn")) as pool:
-            ahead: deque[Future[list[TrainingBatch]]] = deque()
+        context = get_context("spawn")
+        with ProcessPoolExecutor(self.workers, context, _start_worker, (replace(self, workers=0),)) as pool:
+            ahead: deque[Future[list[_Arrays]]] = deque()
             for step in range(start, end):
-                ahead.append(pool.submit(self.at, step))
+                ahead.append(pool.submit(_read_in_worker, step))
                 if len(ahead) > 4 * self.workers:
-                    yield ahead.popleft().result()
+                    yield _batches(ahead.popleft())
             while ahead:
-                yield ahead.popleft().result()
+                yield _batches(ahead.popleft())
+
+
+# Tokens and spans in 16 bits: a tensor would take a file descriptor of each process, and int64 six times the bytes.
+_Arrays = tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.int16]]
+_of_worker: list[Reader] = []
+
+
+def _start_worker(reader: Reader) -> None:
+    torch.set_num_threads(1)
+    _of_worker[:] = [reader]
+
+
+def _read_in_worker(step: int) -> list[_Arrays]:
+    made = _of_worker[0].at(step)
+    return [
+        (batch.tokens.numpy().astype(np.int16), batch.weights.numpy(), batch.spans.numpy().astype(np.int16))
+        for batch in made
+    ]
+
+
+def _batches(read: Future[list[_Arrays]]) -> list[TrainingBatch]:
+    return [
+        TrainingBatch(torch.from_numpy(tokens).long(), torch.from_numpy(weights), torch.from_numpy(spans))
+        for tokens, weights, spans in read.result()
+    ]

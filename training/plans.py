@@ -6,6 +6,7 @@ weights stay under 40 MB.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -21,7 +22,7 @@ _SHAPES = {
     ("pebble", "cpu"): ModelConfig(),
     ("pebble", "cuda"): ModelConfig(
         hidden_size=384,
-        intermediate_size=960,
+        intermediate_size=832,
         num_attention_heads=6,
         num_key_value_heads=3,
     ),
@@ -35,9 +36,13 @@ _SHAPES = {
 }
 _PLANS = {
     ("pebble", "cpu"): Plan(steps=10_000, ramp_steps=2000, fall=0.35, matrix_lr=0.01, adam_lr=2e-3),
-    ("pebble", "cuda"): Plan(steps=6000, ramp_steps=2000, batch_tokens=131_072, largest_batch=65_536),
+    ("pebble", "cuda"): Plan(
+        steps=3500, ramp_steps=1400, fall=0.4, batch_tokens=65_536, largest_batch=32_768, spread=1.6, matrix_lr=0.02
+    ),
     ("pebble-draft", "cpu"): Plan(steps=930, ramp_steps=800, matrix_lr=0.008, adam_lr=1.2e-3),
-    ("pebble-draft", "cuda"): Plan(steps=3000, ramp_steps=1000, batch_tokens=131_072, largest_batch=65_536),
+    ("pebble-draft", "cuda"): Plan(
+        steps=3000, ramp_steps=1000, batch_tokens=65_536, largest_batch=32_768, spread=1.6
+    ),
 }
 
 
@@ -72,7 +77,7 @@ def plan(
         start=None if start is None else str(start),
         bfloat16=computes_bfloat16(device),
         compile=compiled,
-        workers=12 if kind == "cuda" else 0,
+        workers=max(1, (os.cpu_count() or 1) - 2) if kind == "cuda" else 0,
         members=1 if kind == "cuda" else processes,
     )
 

@@ -201,24 +201,42 @@ class Model(nn.Module):
         """Returns the weighted sum of the next token's cross-entropy, (), and the sum of each role's, (roles,).
 
         `weights[b, t]` is the loss weight of predicting `tokens[b, t]`, 0 on padding. `spans`, (batch, roles, length,
-        2), has for each position the first token that its head is to look at and the one after the last, or -1.
+        2), has for each position the first token that its head is to look at and the one after the last, or -1. On the
+        CPU all three: what counts is found there, so that a GPU is never waited for.
         """
-        hidden, scored = self._hidden(tokens)
-        counted = weights[:, 1:] > 0
-        logits = F.linear(hidden[:, :-1][counted], self.model.embed_tokens.weight)
-        losses = F.cross_entropy(logits.float(), tokens[:, 1:][counted], reduction="none")
-        with torch.autocast(tokens.device.type, enabled=False):
+        device, length = self.cos.device, tokens.shape[1]
+        learned = _positions(weights[:, 1:] > 0, length)
+        targets, shares = (_sent(each.flatten()[learned + 1], device) for each in (tokens, weights))
+        hidden, scored = self._hidden(_sent(tokens, device))
+        of_learned = hidden.flatten(0, 1).index_select(0, _sent(learned, device))
+        logits = F.linear(of_learned, self.model.embed_tokens.weight)
+        losses = F.cross_entropy(logits.float(), targets, reduction="none")
+        with torch.autocast(device.type, enabled=False):
             roles = [missed(*each, spans[:, role]) for role, each in enumerate(scored)]
-        return (losses * weights[:, 1:][counted]).sum(), torch.stack(roles)
+        return (losses * shares).sum(), torch.stack(roles)
+
+
+def _positions(chosen: Tensor, length: int) -> Tensor:
+    """Returns where `chosen`, (batch, at most `length`), holds, in rows of `length` one behind the other, (chosen,)."""
+    row, at = chosen.nonzero(as_tuple=True)
+    return row * length + at
+
+
+def _sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a copy of a CPU's tensor, not waiting for what a GPU has to do before."""
+    return tensor.to(device, non_blocking=True)
 
 
 def missed(queries: Tensor, keys: Tensor, spans: Tensor) -> Tensor:
     """Returns the sum of −log of the attention that falls into the spans, (): queries and keys (batch, length,
-    head_dim), spans (batch, length, 2), negative where a position may look anywhere."""
+    head_dim), spans (batch, length, 2), on the CPU, negative where a position may look anywhere."""
+    device, length = queries.device, queries.shape[1]
+    looks = _positions(spans[..., 0] >= 0, length)
+    first, end = _sent(spans.flatten(0, 1)[looks], device).unbind(-1)
+    looks = _sent(looks, device)
     scores = queries.float() @ keys.float().mT * queries.shape[-1] ** -0.5
-    looks = spans[..., 0] >= 0
-    at = torch.arange(scores.shape[-1], device=scores.device)
-    scores = scores.masked_fill(at > at[:, None], float("-inf"))[looks]
-    first, end = spans[looks].unbind(-1)
+    scores = scores.flatten(0, 1).index_select(0, looks)
+    at = torch.arange(length, device=device)
+    scores = scores.masked_fill(at > (looks % length)[:, None], float("-inf"))
     inside = (at >= first[:, None]) & (at < end[:, None])
     return (scores.logsumexp(-1) - scores.masked_fill(~inside, float("-inf")).logsumexp(-1)).sum()

@@ -145,6 +145,7 @@ class Plan:
     batch_tokens: int = 6144
     guidance: tuple[float, ...] = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
     largest_batch: int = 2048  # tokens that go through the model at once
+    spread: float = 1.25  # of the lengths of what goes through the model at once
     fall: float = 0.3
     matrix_lr: float = 0.02
     adam_lr: float = 3e-3
@@ -166,6 +167,7 @@ class Trainer:
 
     def __init__(self, plan: Plan, tokenizer: Tokenizer, work: Path, team: Team = ALONE) -> None:
         torch.manual_seed(plan.seed)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape, which takes longer than a step
         self.plan = plan
         self.tokenizer = tokenizer
         self.work = work
@@ -180,7 +182,7 @@ class Trainer:
         self.model.to(plan.device)
         self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr, team, bfloat16=plan.bfloat16)
         self.reader = Reader(
-            plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers, team
+            plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers, team, plan.spread
         )
         if plan.compile:
             self.model.compile_hidden()
@@ -228,27 +230,29 @@ class Trainer:
         """One step on this member's batches; returns the team's mean loss of a token, weighted as it was trained."""
         device = self.plan.device
         guidance = torch.tensor(self.plan.guidance, device=device)
-        sums = torch.zeros(3, dtype=torch.float64)  # loss, weight, tokens
-        looks = torch.zeros(2, len(ROLES), dtype=torch.float64)  # sum of what was missed, and how many looked
+        lost = torch.zeros(1 + len(ROLES), dtype=torch.float64, device=device)  # loss, and what each role missed
+        counts = torch.zeros(2 + len(ROLES), dtype=torch.float64)  # loss weight, tokens, and how many look in each role
         for batch in batches:
-            spans = batch.spans.to(device)
             with torch.autocast(device, torch.bfloat16, enabled=self.plan.bfloat16):
-                loss, missed = self.model.loss(batch.tokens.to(device), batch.weights.to(device), spans)
+                loss, missed = self.model.loss(batch.tokens, batch.weights, batch.spans)
             (loss + guidance @ missed).backward()
-            sums += torch.tensor([float(loss.detach()), float(batch.weights[:, 1:].sum()), batch.tokens.numel()])
-            looks += torch.stack([missed.detach().cpu(), (batch.spans[..., 0] >= 0).sum((0, 2)).float()])
+            lost += torch.cat([loss.detach()[None], missed.detach()])
+            looking = (batch.spans[..., 0] >= 0).sum((0, 2))
+            counts += torch.tensor([float(batch.weights[:, 1:].sum()), batch.tokens.numel(), *looking])
         weights = list(self.model.parameters())
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
         self.team.add(gradients)
-        self.team.add([sums, looks])
-        self.looks = (looks[0] / looks[1].clamp(min=1)).tolist()
-        loss_sum, weight_sum, tokens = sums.tolist()
+        self.team.add([counts])
+        weight_sum, tokens = counts[:2].tolist()
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient.div_(weight_sum)
         self.tokens += int(tokens)
         self.optimizer.step(wsd(self.done / self.plan.steps, fall=self.plan.fall))
         self.done += 1
-        return float(loss_sum / weight_sum)
+        lost = lost.cpu()  # waits for a GPU, which has all of the step by now
+        self.team.add([lost])
+        self.looks = (lost[1:] / counts[2:].clamp(min=1)).tolist()
+        return float(lost[0] / weight_sum)
 
     def _forget_later_losses(self) -> None:
         """Removes from the log the steps after the checkpoint, which come again."""

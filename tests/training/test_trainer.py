@@ -46,7 +46,7 @@ def step_of(
     rows = mixture.rows(1, step, progress, tokenizer, tokens)
     end = tokenizer.token_to_id(END_OF_TEXT)
     assert end is not None
-    return mixture.batches(rows, largest, end)
+    return mixture.batches(rows, largest, end, 1.25)
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
