@@ -230,6 +230,8 @@ def decode_shapes(rows: int, windows: Sequence[int | None], limits: WorkLimits, 
     else:
         works = [WorkCapacity(rows + limits.pieces, 0, rows, rows, rows + limits.pieces)]
         if limits.cascade and rows > 1:
-            large, parts = limits.pieces + rows // 2, 8 * rows + 2 * limits.pieces
+            large = limits.pieces + rows // 2
+            of_one_prefix = rows + limits.pieces * (1 + min(rows, limits.large_queries))
+            parts = max(8 * rows + 2 * limits.pieces, of_one_prefix)
             works.append(WorkCapacity(rows + limits.pieces, large, 4 * rows, rows, parts))
     return [StepCapacity(rows, rows, (work,) * len(windows), rows * max_blocks) for work in works]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.work import QUERIES, WorkLimits
 from engine.model.batch import BatchLayout
-from engine.model.gpu_batch import Packed, PackedModel, capacity_of, decode_shapes, graph_sizes, works_of
+from engine.model.gpu_batch import RESIDENT, Packed, PackedModel, capacity_of, decode_shapes, graph_sizes, works_of
 from engine.model.gpu_runner import Staging
 
 BLOCK = 16
@@ -66,6 +67,17 @@ def test_decodes_are_unpacked_as_they_were(
             assert starts[: len(work.starts)] == work.starts.tolist()
             assert set(starts[len(work.starts) :]) <= {work.starts[-1]}, "what is merged beyond has no parts"
             assert len(pieces.parts) >= work.slots
+
+
+@pytest.mark.parametrize("rows", [2, 4, 16, 64, 256])
+@pytest.mark.parametrize("prefix", [256, 1024, 4096, 16_384])
+def test_branches_of_one_prefix_have_a_graph(rows: int, prefix: int) -> None:
+    for kv_heads, group in ((8, 4), (2, 8)):
+        limits = WorkLimits(group, RESIDENT * 132 // kv_heads, large_tile=128)
+        laid = laid_out([prefix + 128] * rows, prefix // BLOCK)
+        works = works_of(laid, BLOCK, PackedModel((None,), 4, 32, limits))
+        capacity = decode_shapes(rows, (None,), limits, (prefix + 128) // BLOCK)[-1]
+        assert len(works[0].large) and capacity.work[0].holds(works[0]), limits
 
 
 def test_the_ladder_ends_at_the_most_and_wastes_little() -> None:
