@@ -182,9 +182,10 @@ class _Read:
         """Adds the text from the last answer to the next, which begins at `end`."""
         self._ends[self._begin : end] = [end] * (end - self._begin)
         ids = self._ids[self._begin : end]
-        for tokens in (zip(ids), zip(ids, ids[1:]), zip(ids, ids[1:], ids[2:])):
-            for at, key in enumerate(tokens, self._begin):
-                self._places[key].append(at)
+        for length in (1, 2, 3):
+            runs = zip(*(ids[skipped:] for skipped in range(length)), strict=False)  # of tokens in a row
+            for at, run in enumerate(runs, self._begin):
+                self._places[run].append(at)
 
     def skip_to(self, end: int) -> None:
         """Leaves out the answer that ends at `end`."""

@@ -7,7 +7,9 @@ tokenizer.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -35,24 +37,23 @@ STARTERS = (
 )
 
 
+_SAME = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "rope_theta", "max_position_embeddings",
+)  # fmt: skip
+
+
 def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        **{name: getattr(config, name) for name in _SAME},
         "block_auto_adjust_ff_dim": False,
         "num_hidden_layers": len(config.layer_types),
         "layer_types": list(config.layer_types),
         "conv_L_cache": config.conv_taps,
         "conv_bias": False,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
         "norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
         "tie_word_embeddings": True,
         "initializer_range": 0.02,
         "use_cache": True,
@@ -61,6 +62,18 @@ def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, 
         "pad_token_id": token_id(tokenizer, END_OF_TEXT),
         "torch_dtype": "bfloat16",
     }
+
+
+def model_config(document: Mapping[str, Any]) -> ModelConfig:
+    """Returns the shape that `hugging_face_config` wrote. Raises ValueError for a model of another family."""
+    if document.get("model_type") != "lfm2":
+        raise ValueError(
+            f"This is a {document.get('model_type')} model; a run begins with the weights of an lfm2 model."
+        )
+    return ModelConfig(
+        layer_types=tuple(document["layer_types"]), conv_taps=document["conv_L_cache"],
+        rms_norm_eps=document["norm_eps"], **{name: document[name] for name in _SAME},
+    )  # fmt: skip
 
 
 def _generation_config(tokenizer: Tokenizer) -> dict[str, object]:

@@ -3,9 +3,9 @@
 Everything is a function of (seed, step): a resumed run reads on exactly where it stopped. `SHARES` are shares of the
 tokens, so a task with long prompts is sampled less often; they move from finding and copying to the rest. Every task
 grows from short and easy to its full range; each conversation samples its own difficulty, up to the `progress` (0 to 1)
-of the run and more often low than high: short conversations hold more decisions for their tokens, and the easy ones
-never end. The assistant's text is learned in
-full; of the text that it reads a few tokens are learned too, so that the model also learns to read.
+of the run, at first more often low than high, as short conversations hold more decisions for their tokens, and in the
+end evenly. The assistant's text is learned in full; of the text that it reads a few tokens are learned too, so that the
+model also learns to read.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "arithmetic": arithmetic.conversation,
 }
 SHARES = {  # at the beginning and at the end of the curriculum
-    "lookup": (50, 10),
-    "grounded": (20, 27),
-    "relevance": (6, 8),
-    "tool choice": (10, 19),
-    "countdown": (5, 18),
+    "lookup": (50, 6),
+    "grounded": (20, 26),
+    "relevance": (6, 7),
+    "tool choice": (10, 22),
+    "countdown": (5, 16),
     "chat": (4, 5),
-    "calculator": (2, 4),
-    "joint": (2, 5),
-    "database": (0, 3),
+    "calculator": (2, 7),
+    "joint": (2, 6),
+    "database": (0, 4),
     "arithmetic": (1, 1),
 }
 
@@ -192,7 +192,9 @@ def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: in
         if total < tokens * procedural_share(progress):
             sampled = _procedural_row(rng, progress, tokenizer)
         else:
-            sampled = row(rng, conversation(rng, progress * rng.random() ** 2, progress=progress), tokenizer)
+            sampled = row(
+                rng, conversation(rng, progress * rng.random() ** (2 - progress), progress=progress), tokenizer
+            )
         if len(sampled.tokens) <= MAX_LENGTH:
             made.append(sampled)
             total += len(sampled.tokens)

@@ -174,15 +174,19 @@ class Trainer:
         self.team = team
         self.model = Model(plan.model)
         if plan.start is not None:
-            kind = json.loads((Path(plan.start) / "config.json").read_text("utf-8")).get("model_type")
-            if kind != "lfm2":
-                raise ValueError(f"{plan.start} is a {kind} model; a run begins with the weights of an lfm2 model.")
             published = load_file(Path(plan.start) / "model.safetensors")
             self.model.load_state_dict({name: weight.float() for name, weight in published.items()})
         self.model.to(plan.device)
         self.optimizer = Optimizer(self.model, plan.matrix_lr, plan.adam_lr, team, bfloat16=plan.bfloat16)
         self.reader = Reader(
-            plan.seed, plan.batch_tokens, plan.largest_batch, plan.ramp_steps, tokenizer, plan.workers, team, plan.spread
+            plan.seed,
+            plan.batch_tokens,
+            plan.largest_batch,
+            plan.ramp_steps,
+            tokenizer,
+            plan.workers,
+            team,
+            plan.spread,
         )
         if plan.compile:
             self.model.compile_hidden()

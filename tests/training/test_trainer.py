@@ -10,17 +10,15 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY, read_little
-from training import card, evaluate, mixture, plans, team
+from training import card, evaluate, export, mixture, plans, team
 from training.train_tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
 pytestmark = pytest.mark.slow
 
-WEIGHTS = "model.safetensors"
 PLAN = Plan(model=TINY, steps=6, ramp_steps=4, batch_tokens=600, largest_batch=400)
 
 
@@ -71,17 +69,16 @@ def test_a_resumed_run_ends_with_the_same_bits(tiny_tokenizer: Tokenizer, tmp_pa
 def test_a_run_can_begin_with_published_weights(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
     first = Trainer(PLAN, tiny_tokenizer, tmp_path / "first")
     first.run(until=2)
-    save_file({name: weight.bfloat16() for name, weight in first.model.state_dict().items()}, tmp_path / WEIGHTS)
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    with pytest.raises(ValueError, match="is a qwen3 model"):
-        Trainer(replace(PLAN, start=str(tmp_path)), tiny_tokenizer, tmp_path / "second")
-    (tmp_path / "config.json").write_text('{"model_type": "lfm2"}')
+    export.export(first.model, tiny_tokenizer, tmp_path)
     second = Trainer(replace(PLAN, start=str(tmp_path)), tiny_tokenizer, tmp_path / "second")
     assert second.done == 0
     assert all(torch.equal(a.bfloat16().float(), b) for a, b in zip(weights(first), weights(second), strict=True))
     plan = plans.plan("pebble", "cpu", start=tmp_path)
-    assert (plan.start, plan.ramp_steps) == (str(tmp_path), 1)
+    assert (plan.start, plan.ramp_steps, plan.model) == (str(tmp_path), 1, TINY)
     assert plan.matrix_lr < plans.plan("pebble", "cpu").matrix_lr
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ValueError, match="is a qwen3 model"):
+        plans.plan("pebble", "cpu", start=tmp_path)
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
