@@ -193,7 +193,7 @@ async def test_the_settings_start_both_and_say_what_it_costs(tmp_path: Path) -> 
     fallback = settings.engine_fallback()
     assert fallback is not None
     assert fallback_memory(settings.engine_config(), fallback) == (
-        f"The fallback weights in {PEBBLE} take about 31 MB of memory beside the first ones' 6 MB, and half of the KV "
+        f"The fallback weights in {PEBBLE} take about 68 MB of memory beside the first ones' 6 MB, and half of the KV "
         "cache."
     )
     async with await ModelRegistry.start(settings) as models:
