@@ -31,7 +31,7 @@ from engine.model.loader import Json
 FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo)),
-    *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY),
+    *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY, lfm2.MIXED),
     *mixtures.FAMILIES,
     *deepseek.FAMILIES,
     glm4.MIXED,

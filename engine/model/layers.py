@@ -33,7 +33,6 @@ from engine.model.recurrent.mamba2 import Mamba2
 from engine.model.recurrent.states import LayerStates, RecurrentPlan
 from engine.model.rope import interleave, interleave_tails
 
-MIN_WEIGHT = 1e-20  # sigmoids of one token may all be 0
 LATENT_EPS = 1e-6  # of the norms over latents, whatever the model's own is
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -61,7 +60,7 @@ def routed(experts: Experts, logits: Tensor, selection_bias: Tensor | None) -> t
     chosen = ranked.topk(experts.per_token).indices
     weights = scores.gather(1, chosen)
     if experts.normalised:
-        weights = weights / (weights.sum(-1, keepdim=True) + MIN_WEIGHT)
+        weights = weights / (weights.sum(-1, keepdim=True) + experts.min_weight)
     return weights * experts.scaling if experts.scaling != 1.0 else weights, chosen
 
 

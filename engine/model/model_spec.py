@@ -73,6 +73,7 @@ class Experts:
     layers: tuple[int, ...]  # that have them; others have an MLP
     scores: RouterScores = "softmax"
     normalised: bool = True  # the weights of the chosen ones sum to 1
+    min_weight: float = 1e-20  # joins that sum, as the sigmoids of a token may all be 0
     scaling: float = 1.0  # of the weights, after that
     router_bias: bool = False
     selection_bias: bool = False  # joins the scores that experts are chosen by, not their weights (DeepSeek-V3)

@@ -163,8 +163,9 @@ LATENT = {
         ("GptOssConfig", "GptOssForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 4}),
         ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", {**EXPERTS, "head_dim": 32, "shared_expert_intermediate_size": 96}),
         ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT),
+        ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", {**tiny.MODELS["lfm2_moe"][2], **EXPERTS, "num_dense_layers": 1}),
     ],
-    ids=["qwen3_moe", "gpt_oss", "qwen2_moe", "deepseek_v3"],
+    ids=["qwen3_moe", "gpt_oss", "qwen2_moe", "deepseek_v3", "lfm2_moe"],
 )
 def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     """Torch routes. Some tokens are near enough to a tie for another expert, so the median token is judged."""

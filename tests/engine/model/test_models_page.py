@@ -60,6 +60,7 @@ _MODELS = {
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
     "lfm2": "LFM2, dense",
+    "lfm2_moe": "LFM2-8B-A1B",
     "mixtral": "Mixtral",
 }
 

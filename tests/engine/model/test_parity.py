@@ -227,6 +227,10 @@ DROPPED: list[tuple[str, str, Any]] = [
     ),
     ("gpt_oss", "no truncation", lambda s: {"ropes": tuple(replace(r, truncate=True) for r in s.ropes)}),
     ("lfm2", "query and key norm", {"qk_norm": "none"}),
+    ("lfm2_moe", "sigmoid scores", _experts(scores="softmax")),
+    ("lfm2_moe", "bias of the selection", _experts(selection_bias=False)),
+    ("lfm2_moe", "weights that sum to one", _experts(normalised=False)),
+    ("lfm2_moe", "scaled weights", _experts(scaling=1.0)),
     ("deepseek_v2", "pairs of neighbours", _paired(False)),
     ("deepseek_v2", "groups of experts", _experts(groups=None)),
     ("deepseek_v2", "scaled weights", _experts(scaling=1.0)),
@@ -387,6 +391,9 @@ def test_ministral_without_its_rope_is_refused() -> None:
         ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; supported: an integer"),
         ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*; supported: a list of 3"),
         ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is True; supported: False"),
+        ("Lfm2MoeForCausalLM", {"block_auto_adjust_ff_dim": True}, "block_auto_adjust_ff_dim is True; supported: F"),
+        ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers is -1; supported: an integer"),
+        ("Lfm2MoeForCausalLM", {"conv_bias": True}, "conv_bias is True; supported: False"),
     ],
 )
 def test_a_routing_that_is_not_run_is_refused(architecture: str, changed: dict[str, Any], words: str) -> None:

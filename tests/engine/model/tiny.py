@@ -224,6 +224,16 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "Lfm2ForCausalLM",
         {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1], "conv_L_cache": 4, "rope_parameters": LLAMA3},
     ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {
+            **{name: EXPERTS[name] for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+            "num_hidden_layers": 5,
+            "layer_types": LFM2_LAYERS,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
     "qwen3_5_moe": (
         "Qwen3_5MoeTextConfig",
@@ -272,7 +282,7 @@ def redraw(model: Any, seed: int) -> Any:
         else:
             parameter.copy_(drawn * (1.4 / parameter.shape[-1] ** 0.5))
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.normal_(std=0.2, generator=generator)
     return model
 
