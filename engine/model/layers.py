@@ -130,13 +130,13 @@ def _no_mlp(x: Tensor) -> Tensor:
 
 
 def _no_attention(x: Tensor) -> Tensor:
-    raise AssertionError("a recurrent layer does not attend")
+    raise AssertionError("the layer does not attend")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP, and one
-    that is `recurrent` no attention.
+    that is `recurrent` may attend beside.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
     the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their
@@ -168,6 +168,7 @@ class Layer:
     run_experts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
     shared_gate: Tensor | None = None  # (1, hidden) float32
     recurrent: Recurrent | None = None
+    attends: bool = True
 
 
 class LayerReader:
@@ -223,10 +224,11 @@ class LayerReader:
 
         qk_norm = q_norm = k_norm = taps = None
         recurrent = self._recurrent(prefix + names.recurrence) if index in spec.recurrent_layers else None
-        if recurrent is not None or spec.latent is not None:
-            pass
-        elif index in spec.conv_layers:
+        attends = index in spec.attending_layers
+        if index in spec.conv_layers:
             taps = self.exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
+        elif not attends or spec.latent is not None:
+            pass
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
@@ -245,7 +247,7 @@ class LayerReader:
         if taps is not None:
             qkv = self.linear(f"{prefix}conv.in_proj", 3 * hidden, hidden)
             o = self.linear(f"{prefix}conv.out_proj", hidden, hidden)
-        elif recurrent is None:
+        elif attends:
             widths = (q_width, kv_width, kv_width)
             latent = spec.latent
             qkv = self._qkv(prefix, rope, widths) if latent is None else self._latent_qkv(prefix, rope, latent)
@@ -271,6 +273,7 @@ class LayerReader:
             taps=taps,
             sinks=self.exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
             recurrent=recurrent,
+            attends=attends,
         )
         if spec.latent is not None:
             layer = self._with_latent(layer, prefix, spec.latent)

@@ -15,6 +15,7 @@ NormKind = Literal["rms", "layer"]
 QKNorm = Literal["none", "head", "heads", "projection"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 RouterScores = Literal["softmax", "sigmoid"]
+StateNorm = Literal["none", "gated", "before_gate"]  # an RMSNorm of each group's outputs, after or before their gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,10 @@ class StateSpace:
     state_dim: int
     taps: int
     conv_bias: bool = True
-    bias: bool = False  # of the projections
+    bias: bool = False  # of the projection of the hidden states
+    out_bias: bool = False  # of the outputs' projection
+    norm: StateNorm = "gated"
+    multipliers: tuple[float, float, float, float, float] = (1.0,) * 5  # of gate, inputs, B, C, time step (Falcon-H1)
     min_step: float = 0.0  # of a token's time step
     max_step: float = float("inf")
 
@@ -197,6 +201,10 @@ class ModelSpec:
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0  # of attention's output, as the next ones: of models with recurrent layers alone
+    recurrence_multiplier: float = 1.0  # of the recurrence's output
+    mlp_multiplier: float = 1.0  # of the MLP's output
+    gate_multiplier: float = 1.0  # of the MLP's gate, before its activation
     logits_scaling: float = 1.0  # logits are divided by this
     tied_embeddings: bool = False
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
@@ -204,9 +212,18 @@ class ModelSpec:
     experts: Experts | None = None
     latent: Latent | None = None
     gated_attention: bool = False  # a sigmoid of each query head's own gate multiplies what it attended to (Qwen3-Next)
-    recurrent_layers: tuple[int, ...] = ()  # these have a recurrence in place of attention
+    recurrent_layers: tuple[int, ...] = ()  # these have a recurrence
+    attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
     vision: VisionSpec | None = None  # the encoder of a model that reads images
+
+    @property
+    def attending_layers(self) -> tuple[int, ...]:
+        """Returns the layers that have keys and values."""
+        if self.attention_layers is not None:
+            return self.attention_layers
+        others = {*self.conv_layers, *self.recurrent_layers}
+        return tuple(index for index in range(len(self.windows)) if index not in others)
 
     @property
     def torch_layers(self) -> bool:

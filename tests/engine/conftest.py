@@ -85,6 +85,12 @@ def random_hybrid_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _untied("lfm2_moe", tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def random_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mamba-2 and attention side by side in each layer."""
+    return _untied("falcon_h1", tmp_path_factory)
+
+
 def _untied(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / f"random-{name.replace('_', '-')}"
     config_class, model_class, changed = tiny.MODELS[name]

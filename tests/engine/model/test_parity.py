@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -152,6 +153,16 @@ def _experts(**changed: Any) -> Any:
     return lambda spec: {"experts": replace(spec.experts, **changed)}
 
 
+def _multiplied(at: int) -> Any:
+    return lambda spec: _recurrence(multipliers=tuple(np.where(np.arange(5) == at, 1.0, spec.recurrence.multipliers)))(
+        spec
+    )
+
+
+def _recurrence(**changed: Any) -> Any:
+    return lambda spec: {"recurrence": replace(spec.recurrence, **changed)}
+
+
 def _no_windows(spec: ModelSpec) -> dict[str, Any]:
     return {"windows": (None,) * spec.layers}
 
@@ -271,6 +282,18 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("qwen3_5_moe", "shared expert", lambda s: {"experts": replace(s.experts, shared_size=0)}),
     ("qwen3_5_moe", "gate of the shared expert", lambda s: {"experts": replace(s.experts, shared_gate=False)}),
     ("qwen3_next", "weights that sum to one", lambda s: {"experts": replace(s.experts, normalised=False)}),
+    ("falcon_h1", "embedding multiplier", {"embedding_multiplier": 1.0}),
+    ("falcon_h1", "attention scale", lambda s: {"attention_scale": s.head_dim**-0.5}),
+    ("falcon_h1", "attention multiplier", {"attention_multiplier": 1.0}),
+    ("falcon_h1", "recurrence multiplier", {"recurrence_multiplier": 1.0}),
+    ("falcon_h1", "gate multiplier", {"gate_multiplier": 1.0}),
+    ("falcon_h1", "mlp multiplier", {"mlp_multiplier": 1.0}),
+    ("falcon_h1", "logits scaling", {"logits_scaling": 1.0}),
+    *(("falcon_h1", f"multiplier {at} of the projection", _multiplied(at)) for at in range(5)),
+    ("falcon_h1", "norm before the gate", _recurrence(norm="gated")),
+    ("falcon_h1_plain", "bias of the outputs", _recurrence(out_bias=False)),
+    ("falcon_h1_gated_norm", "norm after the gate", _recurrence(norm="before_gate")),
+    ("falcon_h1_gated_norm", "bias of the projection", _recurrence(bias=False)),
 ]
 
 

@@ -69,6 +69,22 @@ SPACE = {
     "residual_multiplier": 0.4,
     "logits_scaling": 5.0,
 }
+BESIDE = {
+    "mamba_d_ssm": 72,
+    "mamba_n_heads": 12,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.7,
+    "mlp_multipliers": [0.7, 1.6],
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.5, 1.4, 0.6, 1.5, 0.7],
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 
 ROUTED = {
@@ -245,6 +261,25 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         {**SPACE, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", {**BESIDE, "mamba_rms_norm": True}),
+    "falcon_h1_plain": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {**BESIDE, "mamba_d_ssm": None, "num_key_value_heads": 6, "projectors_bias": True, "mlp_bias": True},
+    ),
+    "falcon_h1_gated_norm": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {
+            **BESIDE,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_bias": True,
+            "attention_in_multiplier": 1.0,
+            "mamba_proj_bias": True,
+            "ssm_in_multiplier": 1.0,
+        },
     ),
     "qwen3_next": (
         "Qwen3NextConfig",

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from engine.errors import CheckpointError
+from engine.families import family_of
 from engine.model.decoder import load_decoder
 from engine.model.recurrent import mamba2
 from engine.model.recurrent.gated_delta_net import by_chunks, token_by_token
@@ -111,8 +113,37 @@ def granite_configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
     return "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", changed
 
 
+def falcon_configuration(seed: int) -> tuple[str, str, dict[str, Any]]:
+    """Draws a configuration of Falcon-H1. Any: its values."""
+    draw = random.Random(seed)
+    heads = draw.choice([4, 6, 12])
+    changed: dict[str, Any] = {
+        **tiny.BESIDE,
+        "num_hidden_layers": draw.randint(1, 3),
+        "head_dim": draw.choice([8, 12]),
+        "mamba_d_ssm": heads * draw.choice([2, 5, 8]),
+        "mamba_n_heads": heads,
+        "mamba_n_groups": draw.choice([1, 2]),
+        "mamba_d_state": draw.choice([8, 16, 24]),
+        "mamba_d_conv": draw.randint(2, 5),
+        "mamba_conv_bias": draw.random() < 0.7,
+        "mamba_rms_norm": draw.random() < 0.6,
+        "mamba_norm_before_gate": draw.random() < 0.5,
+        "projectors_bias": draw.random() < 0.3,
+        "mlp_bias": draw.random() < 0.3,
+        "tie_word_embeddings": draw.random() < 0.5,
+    }
+    if draw.random() < 0.3:
+        changed |= {"attention_bias": True, "attention_in_multiplier": 1.0}
+    if draw.random() < 0.3:
+        changed |= {"mamba_proj_bias": True, "ssm_in_multiplier": 1.0}
+    for field, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
+        changed[field] = [draw.uniform(0.3, 1.7) for _ in range(count)]
+    return "FalconH1Config", "FalconH1ForCausalLM", changed
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("draws", [configuration, granite_configuration])
+@pytest.mark.parametrize("draws", [configuration, granite_configuration, falcon_configuration])
 @pytest.mark.parametrize("seed", range(CONFIGURATIONS))
 def test_a_random_configuration_equals_transformers(tmp_path: Path, seed: int, draws: Any) -> None:
     config_class, model_class, changed = draws(seed)
@@ -131,3 +162,25 @@ def test_a_random_configuration_equals_transformers(tmp_path: Path, seed: int, d
             for part, logits in zip(parts, stepper.step(chunks), strict=True):
                 part.append(logits)
     assert max(apart(torch.cat(part), each) for part, each in zip(parts, expected, strict=True)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changed", "words"),
+    [
+        ("FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .*; supported: a list of 5 numbers"),
+        ("FalconH1ForCausalLM", {"mlp_multipliers": [1.0, None]}, "mlp_multipliers is .*; supported: a list of 2 num"),
+        ("FalconH1ForCausalLM", {"lm_head_multiplier": 0}, "lm_head_multiplier is 0.*; supported: a number above 0"),
+        ("FalconH1ForCausalLM", {"attention_bias": True}, "attention_bias is True; supported: false with attention_in"),
+        ("FalconH1ForCausalLM", {"mamba_proj_bias": True}, "mamba_proj_bias is True; supported: false with ssm_in_mu"),
+        ("FalconH1ForCausalLM", {"mamba_n_heads": 7}, "mamba_n_heads is 7; supported: a divisor of the 72 channels"),
+        ("FalconH1ForCausalLM", {"mamba_d_head": 8}, "mamba_d_head is 8; supported: 'auto' or 6"),
+        ("FalconH1ForCausalLM", {"time_step_limit": [0.0, 0.1]}, r"time_step_limit is .*; supported: \[0, Infinity\]"),
+        ("FalconH1ForCausalLM", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
+        ("FalconH1ForCausalLM", {"attn_layer_indices": [1]}, "attn_layer_indices is .*; supported: null"),
+        ("FalconH1ForCausalLM", {"layer_types": ["mamba"] * 3}, "layer_types is .*; supported: .'hybrid', 'hybrid', "),
+    ],
+)
+def test_a_hybrid_that_is_not_run_is_refused(architecture: str, changed: dict[str, Any], words: str) -> None:
+    config = {**tiny.SIZES, **tiny.BESIDE, "architectures": [architecture], **changed}
+    with pytest.raises(CheckpointError, match=words):
+        family_of(config).spec(config)
