@@ -25,7 +25,7 @@ from engine.families import (
     smollm3,
 )
 from engine.families.family import Family
-from engine.families.hybrids import falcon_h1, granite_hybrid, lfm2, qwen3_next
+from engine.families.hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 from engine.model.loader import Json
 
 FAMILIES = (
@@ -38,6 +38,7 @@ FAMILIES = (
     *qwen3_next.FAMILIES,
     granite_hybrid.FAMILY,
     falcon_h1.FAMILY,
+    nemotron_h.FAMILY,
     *(llama.IDEFICS3, llama.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

@@ -86,11 +86,11 @@ class Decoder:
         tiled = tiled and packing is None
         packing = packing or _packing(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
-        self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self._embedding = read.tensor(f"{names.root}{names.embedding}.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
-        if tiled and spec.experts is not None and spec.experts.gate is None:
+        if tiled and spec.experts is not None and spec.experts.gate is None and spec.gated_mlp:
             self._layers = native_layers.with_experts(spec, self._layers)
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
@@ -248,7 +248,8 @@ class Decoder:
                 self._attention(layer, x, normed, next(caches), plan, turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
-            self._mlp(layer, x, normed)
+            if layer.has_mlp:
+                self._mlp(layer, x, normed)
 
     def _recurrent_plan(self, batch: Batch) -> RecurrentPlan:
         rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
@@ -365,7 +366,7 @@ class Decoder:
         x.add_(layer.o(gate_out * mixed.to(x.dtype)), alpha=self.spec.residual_multiplier)
 
     def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
-        """Adds the layer's gated MLP (Shazeer 2020) over `normed` to `x`, in place."""
+        """Adds the layer's MLP, gated (Shazeer 2020) or not, over `normed` to `x`, in place."""
         out = self._gated(normed, layer) if layer.router is None else self._mixture(layer, layer.router, normed)
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
@@ -375,6 +376,8 @@ class Decoder:
         self._mlp(layer, x, x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x))
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
+        if not self.spec.gated_mlp:
+            return mlp.down(self._activation(mlp.gate_up(x)))
         gate, up = mlp.gate_up(x).chunk(2, dim=-1)
         if isinstance(mlp, Expert) and self._expert_gate is not None:
             return mlp.down(clamped_swiglu(gate, up, self._expert_gate))

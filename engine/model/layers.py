@@ -38,6 +38,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -105,9 +106,9 @@ NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """A gated MLP of a mixture."""
+    """An MLP of a mixture."""
 
-    gate_up: Linear  # hidden -> 2 * intermediate
+    gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
     down: Linear
 
 
@@ -126,7 +127,7 @@ Recurrent = Callable[[Tensor, LayerStates, RecurrentPlan], Tensor]  # see GatedD
 
 
 def _no_mlp(x: Tensor) -> Tensor:
-    raise AssertionError("a layer of experts has no MLP of its own")
+    raise AssertionError("the layer has no MLP of its own")
 
 
 def _no_attention(x: Tensor) -> Tensor:
@@ -135,8 +136,8 @@ def _no_attention(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP, and one
-    that is `recurrent` may attend beside.
+    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP of its
+    own, one that is `recurrent` may attend beside, and one of an MLP alone does neither.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
     the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their
@@ -147,7 +148,7 @@ class Layer:
     rope: Rope | None
     qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, and heads * head_dim more where attention is gated
     o: Linear
-    gate_up: Linear  # hidden -> 2 * intermediate
+    gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
     down: Linear
     attention_pre_norm: RMSNorm | None
     attention_post_norm: RMSNorm | None
@@ -169,6 +170,7 @@ class Layer:
     shared_gate: Tensor | None = None  # (1, hidden) float32
     recurrent: Recurrent | None = None
     attends: bool = True
+    has_mlp: bool = True  # or experts
 
 
 class LayerReader:
@@ -242,6 +244,9 @@ class LayerReader:
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = self._norm(q), self._norm(k)
         mixed = spec.experts is not None and index in spec.experts.layers
+        has_mlp = spec.mlp_layers is None or index in spec.mlp_layers
+        dense = has_mlp and not mixed
+        first = attends or recurrent is not None or taps is not None  # before the MLP
         qkv: Linear = _no_attention
         o: Linear = _no_attention
         if taps is not None:
@@ -257,16 +262,16 @@ class LayerReader:
             rope=rope,
             qkv=qkv,
             o=o,
-            gate_up=_no_mlp if mixed else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
+            gate_up=self._gate_up(prefix, names.gate_up, spec.intermediate_size) if dense else _no_mlp,
             down=(
-                _no_mlp
-                if mixed
-                else self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+                self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+                if dense
+                else _no_mlp
             ),
-            attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
-            attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
-            mlp_pre_norm=norm(spec.pre_norm and not spec.parallel, names.mlp_pre_norm),
-            mlp_post_norm=norm(spec.post_norm, names.mlp_post_norm),
+            attention_pre_norm=norm(spec.pre_norm and first, names.attention_pre_norm),
+            attention_post_norm=norm(spec.post_norm and first, names.attention_post_norm),
+            mlp_pre_norm=norm(spec.pre_norm and has_mlp and not spec.parallel, names.mlp_pre_norm),
+            mlp_post_norm=norm(spec.post_norm and has_mlp, names.mlp_post_norm),
             qk_norm=qk_norm,
             q_norm=q_norm,
             k_norm=k_norm,
@@ -274,6 +279,7 @@ class LayerReader:
             sinks=self.exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
             recurrent=recurrent,
             attends=attends,
+            has_mlp=has_mlp,
         )
         if spec.latent is not None:
             layer = self._with_latent(layer, prefix, spec.latent)
@@ -399,7 +405,7 @@ class LayerReader:
     def head(self, embedding: Tensor) -> Linear:
         """Reads the weights of the logits, which may be the embedding's, and packs them. Raises CheckpointError."""
         names, tied = self._names, self._spec.tied_embeddings
-        name = f"{names.root}embed_tokens.weight" if tied else names.lm_head
+        name = f"{names.root}{names.embedding}.weight" if tied else names.lm_head
         stored = self._stored([(name, len(embedding))], embedding.shape[1])
         if stored is not None and (packed := self._packed(stored, None)) is not None:
             return packed
@@ -429,7 +435,10 @@ class LayerReader:
         return self._packing.plain(self._joined(prefix, names, widths, "weight")[order], added)
 
     def _gate_up(self, prefix: str, names: tuple[str, ...], width: int, *, gated: bool = False) -> Linear:
-        widths, whole = (width, width), gated or not self._spec.torch_layers  # torch's own gates want gate above up
+        whole = gated or not self._spec.torch_layers  # torch's own gates want gate above up
+        widths: tuple[int, ...] = (width, width)
+        if not self._spec.gated_mlp:
+            widths, whole = (width,), False
         bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["none", "head", "heads", "projection"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
@@ -195,6 +195,8 @@ class ModelSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    gated_mlp: bool = True  # else one projection, the activation, and another (Nemotron-H): with recurrent layers alone
+    mlp_layers: tuple[int, ...] | None = None  # with an MLP or experts; None: all
     attention_scale: float = 1.0
     sinks: bool = False  # a learned logit of each head joins the denominator of its softmax (gpt-oss)
     attention_softcap: float | None = None  # c * tanh(score / c)
@@ -257,12 +259,13 @@ class WeightNames:
     """
 
     root: str = "model."
+    embedding: str = "embed_tokens"
     lm_head: str = "lm_head.weight"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one of an MLP without a gate
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     recurrence: str = "linear_attn."  # before the names of a recurrent layer's weights

@@ -91,6 +91,12 @@ def random_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _untied("falcon_h1", tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def random_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mamba-2, attention, an MLP or experts, each in layers of its own."""
+    return _untied("nemotron_h_moe", tmp_path_factory)
+
+
 def _untied(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / f"random-{name.replace('_', '-')}"
     config_class, model_class, changed = tiny.MODELS[name]

@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao & Gu 2024, "Transformers are SSMs"), as Granite 4 and Falcon-H1 have it.
+"""Mamba-2 (Dao & Gu 2024, "Transformers are SSMs"), as Granite 4, Falcon-H1 and Nemotron-H have it.
 
 Of a head, with inputs x, projections B and C of the state, time steps d and a decay A of tokens t, the state S
 (head_dim, state_dim) is S_t = exp(d_t A) S_{t-1} + d_t x_t B_t, and the output is S_t C_t + D x_t. Tokens of a chunk

@@ -23,7 +23,7 @@ BLOCK = 4
     scope="module",
     params=[
         "random_recurrent",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("random_mamba", "random_beside")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("random_mamba", "random_beside", "random_alone")),
     ],
 )
 def recurrent(request: pytest.FixtureRequest) -> Path:

@@ -185,6 +185,30 @@ def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dic
         assert typical(Stepper(of_few_bits, few, seed=1).run(300), exact) < 0.05
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("granite_hybrid", {"shared_intermediate_size": 160, "mamba_d_head": 16}),
+        ("falcon_h1", {"mamba_d_ssm": 192}),
+        ("nemotron_h", {"mamba_head_dim": 16}),
+        (
+            "nemotron_h_moe",
+            {"mamba_head_dim": 16, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96},
+        ),
+    ],
+)
+def test_linears_beside_mamba2_are_products_of_the_kernels(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    config, model, overrides = tiny.MODELS[name]
+    path = tiny.save(tiny.build(config, model, {**overrides, **WIDE, **sizes}).to(torch.bfloat16), tmp_path)
+    few = [prompt for prompt in prompts() if len(prompt) < 34]
+    exact = Stepper(load_decoder(path, dtype=torch.float32), few, seed=1).run(300)
+    rounded = Stepper(load_decoder(path, dtype=torch.bfloat16, kernels="torch"), few, seed=1).run(300)
+    decoder = load_decoder(path, dtype=torch.bfloat16)
+    assert all(isinstance(layer.qkv, TiledWeight) for layer in decoder._layers if layer.attends)
+    assert not decoder.native
+    assert typical(Stepper(decoder, few, seed=1).run(300), exact) < 1.5 * typical(rounded, exact) < 0.03
+
+
 def typical(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """Returns the largest relative difference of the median token's logits."""
     pairs = zip(found, expected, strict=True)

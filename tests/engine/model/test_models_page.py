@@ -35,6 +35,7 @@ _MODELS = {
     "qwen3_5_moe": "Qwen3.5 with experts: the text",
     "granitemoehybrid": "Granite 4, hybrid",
     "falcon_h1": "Falcon-H1",
+    "nemotron_h": "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
     "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
     "smollm3": "SmolLM 3",

@@ -294,6 +294,17 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("falcon_h1_plain", "bias of the outputs", _recurrence(out_bias=False)),
     ("falcon_h1_gated_norm", "norm after the gate", _recurrence(norm="before_gate")),
     ("falcon_h1_gated_norm", "bias of the projection", _recurrence(bias=False)),
+    ("nemotron_h", "squared activation", {"activation": "gelu"}),
+    ("nemotron_h", "least time step", _recurrence(min_step=0.0)),
+    ("nemotron_h", "largest time step", _recurrence(max_step=float("inf"))),
+    ("nemotron_h", "norm after the gate", _recurrence(norm="before_gate")),
+    ("nemotron_h", "layers without positions", _everywhere(Rope(12, 10_000.0))),
+    ("nemotron_h_moe", "sigmoid scores", _experts(scores="softmax")),
+    ("nemotron_h_moe", "bias of the selection", _experts(selection_bias=False)),
+    ("nemotron_h_moe", "groups of experts", _experts(groups=None)),
+    ("nemotron_h_moe", "weights that sum to one", _experts(normalised=False)),
+    ("nemotron_h_moe", "scaled weights", _experts(scaling=1.0)),
+    ("nemotron_h_moe", "shared expert", _experts(shared_size=0)),
 ]
 
 

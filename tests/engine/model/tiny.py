@@ -85,6 +85,16 @@ BESIDE = {
     "ssm_out_multiplier": 0.6,
     "ssm_multipliers": [0.5, 1.4, 0.6, 1.5, 0.7],
 }
+ALONE = {
+    "head_dim": 12,
+    "mamba_num_heads": 12,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "time_step_limit": [0.004, 0.03],
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 40,
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 
 ROUTED = {
@@ -281,6 +291,18 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
             "ssm_in_multiplier": 1.0,
         },
     ),
+    "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", {**ALONE, "hybrid_override_pattern": "M-*MM-"}),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {
+            **ALONE,
+            "hybrid_override_pattern": "ME*E-M",
+            "time_step_limit": [0.0, float("inf")],
+            "n_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "qwen3_next": (
         "Qwen3NextConfig",
         "Qwen3NextForCausalLM",
@@ -298,7 +320,11 @@ def build(config_class: str, model_class: str, overrides: Mapping[str, Any], see
     """A float32 model with eager attention and every parameter drawn anew. Any: transformers' classes are untyped."""
     config = getattr(transformers, config_class)(**{**SIZES, **overrides})
     config._attn_implementation = "eager"
-    return redraw(getattr(transformers, model_class)(config).eval().float(), seed)
+    model = getattr(transformers, model_class)(config).eval().float()
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):  # transformers 5.23 has another one in Nemotron-H: see `nemotron_h`
+            module.time_step_limit = tuple(config.time_step_limit)
+    return redraw(model, seed)
 
 
 @torch.no_grad()
