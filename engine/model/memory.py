@@ -61,7 +61,7 @@ def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: 
     of quantized ones."""
     head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else head_bytes(spec.head_dim, kv_dtype)
     convolutions = len(spec.conv_layers)
-    attending = spec.layers - convolutions - len(spec.recurrent_layers)
+    attending = len(spec.attending_layers)
     parts = 2 if spec.latent is None else 1  # a latent is a token's key and its value
     token = parts * attending * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
     return token * block_size
