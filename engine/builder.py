@@ -35,6 +35,7 @@ from engine.model.memory import (
     MAX_LEN_BY_DEFAULT,
     STATES_SHARE,
     block_bytes,
+    check_fit,
     find_device,
     find_dtype,
     free_bytes,
@@ -79,7 +80,9 @@ def build(config: EngineConfig) -> EngineParts:
         InvalidParameter: the device is not there, or the pool cannot hold a sequence.
     """
     device, path = find_device(config.device), resolve(config.model)
-    dtype = find_dtype(config, device, spec_of(path))
+    spec = spec_of(path)
+    dtype = find_dtype(config, device, spec)
+    check_fit(config, path, spec, device, dtype)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else _TORCH_THREADS)
     use_threads(threads, device)

@@ -1,7 +1,7 @@
 """The recipes: shape, steps and device. Knows nothing of data.
 
 The CPU's plans take two cores some six hours. The GPU's have the largest size whose bfloat16 weights stay under 35 MB;
-an H200 does 4.5 steps of the first a second.
+an H200 does five steps of the first a second.
 """
 
 from __future__ import annotations

@@ -105,10 +105,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         write(out, results)
 
-    names = options.only or list(PARTS)
+    names = parts(options.only, results)
     measure(setting, names, keep, lambda line: print(line, file=sys.stderr, flush=True))
     print(table(results))
     return int(any(failed(results[name]) for name in names))
+
+
+def parts(only: Sequence[str], results: Json) -> list[str]:
+    """Returns the parts to measure: all, or `only` these, and first the ceilings that they are held to."""
+    return list(PARTS) if not only else [*(() if "ceilings" in (*only, *results) else ("ceilings",)), *only]
 
 
 def failed(part: Json) -> bool:

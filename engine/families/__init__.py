@@ -25,18 +25,20 @@ from engine.families import (
     smollm3,
 )
 from engine.families.family import Family
-from engine.families.hybrids import granite_hybrid, lfm2, qwen3_next
+from engine.families.hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 from engine.model.loader import Json
 
 FAMILIES = (
     *(each.FAMILY for each in (llama, mistral, ministral3, qwen2, qwen3, smollm3, phi3)),
     *(each.FAMILY for each in (gemma, gemma2, gemma3, granite, olmo)),
-    *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY),
+    *(olmo.THIRD, glm4.FAMILY, cohere.FAMILY, lfm2.FAMILY, lfm2.MIXED),
     *mixtures.FAMILIES,
     *deepseek.FAMILIES,
     glm4.MIXED,
     *qwen3_next.FAMILIES,
     granite_hybrid.FAMILY,
+    falcon_h1.FAMILY,
+    nemotron_h.FAMILY,
     *(llama.IDEFICS3, llama.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)

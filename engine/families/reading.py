@@ -68,7 +68,7 @@ def flag(config: Json, field: str, default: bool = False) -> bool:
 def must_be(config: Json, field: str, *accepted: object) -> None:
     """Refuses a field that is present and not one of `accepted`."""
     if config.get(field) not in (None, *accepted):
-        raise refuse(field, config[field], " or ".join(map(repr, accepted)))
+        raise refuse(field, config[field], " or ".join(map(repr, accepted)) or "null")
 
 
 def activation(config: Json, *fields: str, default: str = "silu") -> Activation:

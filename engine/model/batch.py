@@ -68,8 +68,8 @@ class KVCache(BlockTensors):
 
     Of a short convolution's layer, a token's place holds what later tokens mix in, in two halves of `conv_width` / 2:
     (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated
-    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. Recurrent
-    layers have no part of a block: their `states` have slots of their own.
+    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. A
+    layer that does neither has no part of a block: the `states` of recurrent layers have slots of their own.
     """
 
     in_place = True  # attention may read blocks in place
@@ -87,13 +87,13 @@ class KVCache(BlockTensors):
         conv_layers: tuple[int, ...] = (),
         conv_width: int = 0,
         latent: bool = False,
-        recurrent_layers: tuple[int, ...] = (),
+        without_blocks: tuple[int, ...] = (),
         states: RecurrentStates | None = None,
     ) -> None:
         self.block_size = block_size
         self._conv_layers, self._layers = conv_layers, layers
-        self._recurrent_layers, self.states = recurrent_layers, states
-        attending = layers - len(conv_layers) - len(recurrent_layers)
+        self._without_blocks, self.states = without_blocks, states
+        attending = layers - len(conv_layers) - len(without_blocks)
         self.data = zeros(attending, 2 - latent, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
         tensors = [self.data]
         if conv_layers:
@@ -115,6 +115,7 @@ class KVCache(BlockTensors):
         """Returns the cache of a model; its first block is the null block, and the first of its `slots` of recurrent
         states the state of no tokens."""
         shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
+        with_blocks = {*spec.attending_layers, *spec.conv_layers}
         return cls(
             *shape,
             dtype,
@@ -122,7 +123,7 @@ class KVCache(BlockTensors):
             conv_layers=spec.conv_layers,
             conv_width=spec.hidden_size,
             latent=spec.latent is not None,
-            recurrent_layers=spec.recurrent_layers,
+            without_blocks=tuple(index for index in range(spec.layers) if index not in with_blocks),
             states=RecurrentStates(spec, slots, dtype, device) if spec.recurrent_layers else None,
         )
 
@@ -133,9 +134,9 @@ class KVCache(BlockTensors):
 
     def layers(self) -> list[Tensor]:
         """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values; (1, ...) of latents. A
-        convolution's has one head of half of its width. Recurrent layers are left out: see `states`."""
+        convolution's has one head of half of its width. Layers that do neither are left out: see `states`."""
         parts = [iter(part.unbind(0)) for part in self._tensors]
-        with_blocks = (index for index in range(self._layers) if index not in self._recurrent_layers)
+        with_blocks = (index for index in range(self._layers) if index not in self._without_blocks)
         return [next(parts[index in self._conv_layers]) for index in with_blocks]
 
     @cached_property

@@ -74,9 +74,7 @@ class Decoder:
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._deterministic = deterministic
         self._scratch = Scratch()
-        others = {*spec.conv_layers, *spec.recurrent_layers}
-        attending = (window for index, window in enumerate(spec.windows) if index not in others)
-        self._windows = tuple(dict.fromkeys(attending))
+        self._windows = tuple(dict.fromkeys(spec.windows[index] for index in spec.attending_layers))
         self._stepwise = deterministic
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, spec.rotated_width, device, long_context=long_context)
@@ -88,16 +86,12 @@ class Decoder:
         tiled = tiled and packing is None
         packing = packing or _packing(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
-        self._embedding = read.tensor(f"{names.root}embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self._embedding = read.tensor(f"{names.root}{names.embedding}.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
-        if tiled and spec.experts is not None and spec.experts.gate is None:
-            mixed = spec.experts.layers
-            self._layers = [
-                replace(layer, run_experts=native_layers.CpuExperts(spec, layer)) if index in mixed else layer
-                for index, layer in enumerate(self._layers)
-            ]
+        if tiled and spec.experts is not None and spec.experts.gate is None and spec.gated_mlp:
+            self._layers = native_layers.with_experts(spec, self._layers)
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self._lm_head = read.head(self._embedding)
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
@@ -240,8 +234,9 @@ class Decoder:
             turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
             if layer.recurrent is not None:
                 assert recurrent is not None, "the model has recurrent layers"
-                x.add_(layer.recurrent(normed, next(states), recurrent), alpha=spec.residual_multiplier)
-            elif layer.taps is not None:
+                mixed = layer.recurrent(normed, next(states), recurrent)
+                x.add_(mixed, alpha=spec.residual_multiplier * spec.recurrence_multiplier)
+            if layer.taps is not None:
                 cache = next(caches)
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
                 self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
@@ -249,11 +244,12 @@ class Decoder:
                 cache = next(caches)
                 assert isinstance(cache, Tensor), "see KVCache.of"
                 self._latent_attention(layer, layer.latent, x, normed, cache, plan, turns)
-            else:
+            elif layer.attends:
                 self._attention(layer, x, normed, next(caches), plan, turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
-            self._mlp(layer, x, normed)
+            if layer.has_mlp:
+                self._mlp(layer, x, normed)
 
     def _recurrent_plan(self, batch: Batch) -> RecurrentPlan:
         rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
@@ -312,7 +308,7 @@ class Decoder:
         out = layer.o(attended)
         if layer.attention_post_norm is not None:
             out = layer.attention_post_norm(out)
-        x.add_(out, alpha=spec.residual_multiplier)
+        x.add_(out, alpha=spec.residual_multiplier * spec.attention_multiplier)
 
     def _latent_attention(
         self,
@@ -370,19 +366,23 @@ class Decoder:
         x.add_(layer.o(gate_out * mixed.to(x.dtype)), alpha=self.spec.residual_multiplier)
 
     def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
-        """Adds the layer's gated MLP (Shazeer 2020) over `normed` to `x`, in place."""
+        """Adds the layer's MLP, gated (Shazeer 2020) or not, over `normed` to `x`, in place."""
         out = self._gated(normed, layer) if layer.router is None else self._mixture(layer, layer.router, normed)
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
-        x.add_(out, alpha=self.spec.residual_multiplier)
+        x.add_(out, alpha=self.spec.residual_multiplier * self.spec.mlp_multiplier)
 
     def _mix(self, layer: Layer, x: Tensor) -> None:
         self._mlp(layer, x, x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x))
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
+        if not self.spec.gated_mlp:
+            return mlp.down(self._activation(mlp.gate_up(x)))
         gate, up = mlp.gate_up(x).chunk(2, dim=-1)
         if isinstance(mlp, Expert) and self._expert_gate is not None:
             return mlp.down(clamped_swiglu(gate, up, self._expert_gate))
+        if self.spec.gate_multiplier != 1.0:
+            gate = gate * self.spec.gate_multiplier
         return mlp.down(self._activation(gate).mul_(up))
 
     def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:

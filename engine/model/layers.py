@@ -33,12 +33,12 @@ from engine.model.recurrent.mamba2 import Mamba2
 from engine.model.recurrent.states import LayerStates, RecurrentPlan
 from engine.model.rope import interleave, interleave_tails
 
-MIN_WEIGHT = 1e-20  # sigmoids of one token may all be 0
 LATENT_EPS = 1e-6  # of the norms over latents, whatever the model's own is
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -61,7 +61,7 @@ def routed(experts: Experts, logits: Tensor, selection_bias: Tensor | None) -> t
     chosen = ranked.topk(experts.per_token).indices
     weights = scores.gather(1, chosen)
     if experts.normalised:
-        weights = weights / (weights.sum(-1, keepdim=True) + MIN_WEIGHT)
+        weights = weights / (weights.sum(-1, keepdim=True) + experts.min_weight)
     return weights * experts.scaling if experts.scaling != 1.0 else weights, chosen
 
 
@@ -106,9 +106,9 @@ NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """A gated MLP of a mixture."""
+    """An MLP of a mixture."""
 
-    gate_up: Linear  # hidden -> 2 * intermediate
+    gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
     down: Linear
 
 
@@ -127,17 +127,17 @@ Recurrent = Callable[[Tensor, LayerStates, RecurrentPlan], Tensor]  # see GatedD
 
 
 def _no_mlp(x: Tensor) -> Tensor:
-    raise AssertionError("a layer of experts has no MLP of its own")
+    raise AssertionError("the layer has no MLP of its own")
 
 
 def _no_attention(x: Tensor) -> Tensor:
-    raise AssertionError("a recurrent layer does not attend")
+    raise AssertionError("the layer does not attend")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP, and one
-    that is `recurrent` no attention.
+    """One layer's weights, ready to run. A norm that the family lacks is None; a layer with experts has no MLP of its
+    own, one that is `recurrent` may attend beside, and one of an MLP alone does neither.
 
     A short convolution has its two projections in the place of attention's: `qkv` gives the gate in, the gate out and
     the values, each of `hidden`, and `o` takes the result. Of latent attention `qkv` gives the queries, or their
@@ -148,7 +148,7 @@ class Layer:
     rope: Rope | None
     qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, and heads * head_dim more where attention is gated
     o: Linear
-    gate_up: Linear  # hidden -> 2 * intermediate
+    gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
     down: Linear
     attention_pre_norm: RMSNorm | None
     attention_post_norm: RMSNorm | None
@@ -169,6 +169,8 @@ class Layer:
     run_experts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
     shared_gate: Tensor | None = None  # (1, hidden) float32
     recurrent: Recurrent | None = None
+    attends: bool = True
+    has_mlp: bool = True  # or experts
 
 
 class LayerReader:
@@ -224,10 +226,11 @@ class LayerReader:
 
         qk_norm = q_norm = k_norm = taps = None
         recurrent = self._recurrent(prefix + names.recurrence) if index in spec.recurrent_layers else None
-        if recurrent is not None or spec.latent is not None:
-            pass
-        elif index in spec.conv_layers:
+        attends = index in spec.attending_layers
+        if index in spec.conv_layers:
             taps = self.exact(f"{prefix}conv.conv.weight", hidden, 1, spec.conv_taps)[:, 0].T.contiguous()
+        elif not attends or spec.latent is not None:
+            pass
         elif spec.qk_norm == "head":
             q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
@@ -241,12 +244,15 @@ class LayerReader:
             k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
             q_norm, k_norm = self._norm(q), self._norm(k)
         mixed = spec.experts is not None and index in spec.experts.layers
+        has_mlp = spec.mlp_layers is None or index in spec.mlp_layers
+        dense = has_mlp and not mixed
+        first = attends or recurrent is not None or taps is not None  # before the MLP
         qkv: Linear = _no_attention
         o: Linear = _no_attention
         if taps is not None:
             qkv = self.linear(f"{prefix}conv.in_proj", 3 * hidden, hidden)
             o = self.linear(f"{prefix}conv.out_proj", hidden, hidden)
-        elif recurrent is None:
+        elif attends:
             widths = (q_width, kv_width, kv_width)
             latent = spec.latent
             qkv = self._qkv(prefix, rope, widths) if latent is None else self._latent_qkv(prefix, rope, latent)
@@ -256,22 +262,24 @@ class LayerReader:
             rope=rope,
             qkv=qkv,
             o=o,
-            gate_up=_no_mlp if mixed else self._gate_up(prefix, names.gate_up, spec.intermediate_size),
+            gate_up=self._gate_up(prefix, names.gate_up, spec.intermediate_size) if dense else _no_mlp,
             down=(
-                _no_mlp
-                if mixed
-                else self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+                self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
+                if dense
+                else _no_mlp
             ),
-            attention_pre_norm=norm(spec.pre_norm, names.attention_pre_norm),
-            attention_post_norm=norm(spec.post_norm, names.attention_post_norm),
-            mlp_pre_norm=norm(spec.pre_norm and not spec.parallel, names.mlp_pre_norm),
-            mlp_post_norm=norm(spec.post_norm, names.mlp_post_norm),
+            attention_pre_norm=norm(spec.pre_norm and first, names.attention_pre_norm),
+            attention_post_norm=norm(spec.post_norm and first, names.attention_post_norm),
+            mlp_pre_norm=norm(spec.pre_norm and has_mlp and not spec.parallel, names.mlp_pre_norm),
+            mlp_post_norm=norm(spec.post_norm and has_mlp, names.mlp_post_norm),
             qk_norm=qk_norm,
             q_norm=q_norm,
             k_norm=k_norm,
             taps=taps,
             sinks=self.exact(f"{prefix}{names.sinks}", spec.heads) if spec.sinks else None,
             recurrent=recurrent,
+            attends=attends,
+            has_mlp=has_mlp,
         )
         if spec.latent is not None:
             layer = self._with_latent(layer, prefix, spec.latent)
@@ -397,7 +405,7 @@ class LayerReader:
     def head(self, embedding: Tensor) -> Linear:
         """Reads the weights of the logits, which may be the embedding's, and packs them. Raises CheckpointError."""
         names, tied = self._names, self._spec.tied_embeddings
-        name = f"{names.root}embed_tokens.weight" if tied else names.lm_head
+        name = f"{names.root}{names.embedding}.weight" if tied else names.lm_head
         stored = self._stored([(name, len(embedding))], embedding.shape[1])
         if stored is not None and (packed := self._packed(stored, None)) is not None:
             return packed
@@ -427,7 +435,10 @@ class LayerReader:
         return self._packing.plain(self._joined(prefix, names, widths, "weight")[order], added)
 
     def _gate_up(self, prefix: str, names: tuple[str, ...], width: int, *, gated: bool = False) -> Linear:
-        widths, whole = (width, width), gated or not self._spec.torch_layers  # torch's own gates want gate above up
+        whole = gated or not self._spec.torch_layers  # torch's own gates want gate above up
+        widths: tuple[int, ...] = (width, width)
+        if not self._spec.gated_mlp:
+            widths, whole = (width,), False
         bias = self._joined(prefix, names, widths, "bias") if self._spec.mlp_bias else None
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:

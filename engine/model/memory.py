@@ -20,20 +20,23 @@ from engine.kernels.quantized import GROUP
 from engine.kv_cache.quantized_cache import head_bytes
 from engine.model import native_layers
 from engine.model.linear import default_dtype
-from engine.model.loader import is_gguf, resolve
+from engine.model.loader import is_gguf, read_json, resolve
 from engine.model.model_spec import ModelSpec
 from engine.model.native_layers import INT4_GROUP
 from engine.model.quantization.checkpoint import open_weights, quantization_of, read_config
 from engine.model.recurrent.states import state_bytes
 
+MEMINFO = Path("/proc/meminfo")
 MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
 
 def weight_bytes(path: Path, dtype: torch.dtype) -> int:
-    """Returns about how many bytes the weights take in memory: checkpoints usually have 16 bits."""
+    """Returns about how many bytes the weights take in memory."""
     if is_gguf(path) or quantization_of(path) is not None:
         return open_weights(path).parameters() * dtype.itemsize  # quantised ones are dequantised at load
-    return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // 2
+    json = read_json(path / "config.json")
+    stored = 4 if "float32" in (json.get("dtype"), json.get("torch_dtype")) else 2  # bytes of a number
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // stored
 
 
 def loaded_bytes(
@@ -58,7 +61,7 @@ def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: 
     of quantized ones."""
     head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else head_bytes(spec.head_dim, kv_dtype)
     convolutions = len(spec.conv_layers)
-    attending = spec.layers - convolutions - len(spec.recurrent_layers)
+    attending = len(spec.attending_layers)
     parts = 2 if spec.latent is None else 1  # a latent is a token's key and its value
     token = parts * attending * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
     return token * block_size
@@ -95,7 +98,7 @@ def free_bytes(device: torch.device) -> int:
     """Returns the free bytes of the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+    for line in MEMINFO.read_text().splitlines() if MEMINFO.exists() else ():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 4 << 30  # systems without /proc: assume that 4 GiB are free
@@ -170,6 +173,42 @@ def needs_of(config: EngineConfig) -> Needs:
         loaded_bytes(path, spec, dtype, config.quantization, INT4_GROUP if device.type == "cpu" else GROUP),
         block_bytes(spec, config.block_size, dtype, config.kv_dtype),
         useful_blocks(config, length),
+    )
+
+
+def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuses weights that the device's free memory cannot hold, before any is read; where that is not known, none.
+
+    Raises:
+        InvalidParameter: says what would fit.
+    """
+    if device.type != "cuda" and not MEMINFO.exists():
+        return
+    free, group = free_bytes(device), INT4_GROUP if device.type == "cpu" else GROUP
+    stored = is_gguf(path) or quantization_of(path) is not None
+    if stored:  # at least: some are dequantised
+        files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+        needed, smaller = sum(file.stat().st_size for file in files), dict[str, int]()
+    else:
+        needed = loaded_bytes(path, spec, dtype, config.quantization, group)
+        kinds: tuple[QuantizationName, ...] = ("int8", "int4")
+        smaller = {f"quantization {kind}": loaded_bytes(path, spec, dtype, kind, group) for kind in kinds}
+        if dtype == torch.float32:
+            smaller = {"dtype bfloat16": needed // 2, **smaller}
+    if needed <= free:
+        return
+    fitting = [f"{name} ({size / 1e9:.1f} GB)" for name, size in smaller.items() if size <= free and size < needed]
+    in_int8, in_int4 = free, free * 16 * group / (8 * group + 32)
+    largest = (
+        f"models of up to {in_int8 / 2e9:.1f} billion parameters in 16 bits, {in_int8 / 1e9:.1f} in int8, "
+        f"{in_int4 / 1e9:.1f} in int4"
+    )
+    kind = str(dtype).removeprefix("torch.") if config.quantization == "none" else config.quantization
+    where = "memory" if device.type == "cpu" else "the GPU"
+    raise InvalidParameter(
+        "model",
+        f"{path.name} takes {needed / 1e9:.1f} GB{'' if stored else f' in {kind}'}, and {free / 1e9:.1f} GB of {where} "
+        f"are free; accepted: {' or '.join(fitting) or largest}.",
     )
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["none", "head", "heads", "projection"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 RouterScores = Literal["softmax", "sigmoid"]
+StateNorm = Literal["none", "gated", "before_gate"]  # an RMSNorm of each group's outputs, after or before their gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Experts:
     layers: tuple[int, ...]  # that have them; others have an MLP
     scores: RouterScores = "softmax"
     normalised: bool = True  # the weights of the chosen ones sum to 1
+    min_weight: float = 1e-20  # joins that sum, as the sigmoids of a token may all be 0
     scaling: float = 1.0  # of the weights, after that
     router_bias: bool = False
     selection_bias: bool = False  # joins the scores that experts are chosen by, not their weights (DeepSeek-V3)
@@ -127,7 +129,10 @@ class StateSpace:
     state_dim: int
     taps: int
     conv_bias: bool = True
-    bias: bool = False  # of the projections
+    bias: bool = False  # of the projection of the hidden states
+    out_bias: bool = False  # of the outputs' projection
+    norm: StateNorm = "gated"
+    multipliers: tuple[float, float, float, float, float] = (1.0,) * 5  # of gate, inputs, B, C, time step (Falcon-H1)
     min_step: float = 0.0  # of a token's time step
     max_step: float = float("inf")
 
@@ -190,12 +195,18 @@ class ModelSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    gated_mlp: bool = True  # else one projection, the activation, and another (Nemotron-H): with recurrent layers alone
+    mlp_layers: tuple[int, ...] | None = None  # with an MLP or experts; None: all
     attention_scale: float = 1.0
     sinks: bool = False  # a learned logit of each head joins the denominator of its softmax (gpt-oss)
     attention_softcap: float | None = None  # c * tanh(score / c)
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0  # of attention's output, as the next ones: of models with recurrent layers alone
+    recurrence_multiplier: float = 1.0  # of the recurrence's output
+    mlp_multiplier: float = 1.0  # of the MLP's output
+    gate_multiplier: float = 1.0  # of the MLP's gate, before its activation
     logits_scaling: float = 1.0  # logits are divided by this
     tied_embeddings: bool = False
     conv_layers: tuple[int, ...] = ()  # these have a gated short convolution in place of attention (LFM2)
@@ -203,9 +214,18 @@ class ModelSpec:
     experts: Experts | None = None
     latent: Latent | None = None
     gated_attention: bool = False  # a sigmoid of each query head's own gate multiplies what it attended to (Qwen3-Next)
-    recurrent_layers: tuple[int, ...] = ()  # these have a recurrence in place of attention
+    recurrent_layers: tuple[int, ...] = ()  # these have a recurrence
+    attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
     vision: VisionSpec | None = None  # the encoder of a model that reads images
+
+    @property
+    def attending_layers(self) -> tuple[int, ...]:
+        """Returns the layers that have keys and values."""
+        if self.attention_layers is not None:
+            return self.attention_layers
+        others = {*self.conv_layers, *self.recurrent_layers}
+        return tuple(index for index in range(len(self.windows)) if index not in others)
 
     @property
     def torch_layers(self) -> bool:
@@ -239,12 +259,13 @@ class WeightNames:
     """
 
     root: str = "model."
+    embedding: str = "embed_tokens"
     lm_head: str = "lm_head.weight"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one of an MLP without a gate
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     recurrence: str = "linear_attn."  # before the names of a recurrent layer's weights

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -163,6 +164,11 @@ class CpuExperts:
         if code:
             raise MemoryError("No memory for the activations of a step.")
         return out
+
+
+def with_experts(spec: ModelSpec, layers: Sequence[Layer]) -> list[Layer]:
+    """Returns the layers with each one's experts in one call."""
+    return [replace(layer, run_experts=CpuExperts(spec, layer)) if layer.experts else layer for layer in layers]
 
 
 class CpuLayers:

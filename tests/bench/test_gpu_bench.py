@@ -308,6 +308,13 @@ def test_only_what_could_have_been_measured_is_a_failure() -> None:
     assert command.failed({"error": "RuntimeError: CUDA error"})
 
 
+def test_a_part_alone_is_held_to_ceilings_too() -> None:
+    assert command.parts([], {}) == list(command.PARTS)
+    assert command.parts(["quantized"], {}) == ["ceilings", "quantized"]
+    assert command.parts(["quantized"], {"ceilings": {}}) == ["quantized"]
+    assert command.parts(["quantized", "ceilings"], {}) == ["quantized", "ceilings"]
+
+
 def test_where_there_is_no_device_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     assert command.main(["--out", str(out)]) == 0

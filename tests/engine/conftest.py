@@ -77,3 +77,29 @@ def random_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.build("Lfm2Config", "Lfm2ForCausalLM", changed, seed=8).save_pretrained(path)
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+@pytest.fixture(scope="session")
+def random_hybrid_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short convolutions, attention, and experts in all layers but two."""
+    return _untied("lfm2_moe", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def random_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mamba-2 and attention side by side in each layer."""
+    return _untied("falcon_h1", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def random_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mamba-2, attention, an MLP or experts, each in layers of its own."""
+    return _untied("nemotron_h_moe", tmp_path_factory)
+
+
+def _untied(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / f"random-{name.replace('_', '-')}"
+    config_class, model_class, changed = tiny.MODELS[name]
+    tiny.build(config_class, model_class, {**changed, "tie_word_embeddings": False}).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path

@@ -48,7 +48,10 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
         "random_model",
         *(
             pytest.param(each, marks=pytest.mark.slow)
-            for each in ("random_hybrid", "random_mixture", "random_latent", "random_recurrent", "random_mamba")
+            for each in (
+                *("random_hybrid", "random_mixture", "random_latent", "random_recurrent", "random_mamba"),
+                *("random_hybrid_mixture", "random_beside", "random_alone"),
+            )
         ),
     ],
 )

@@ -31,22 +31,23 @@ def spec(config: Json) -> ModelSpec:
         plain,
         ropes=tuple(rope if rotates and index not in recurrent else None for index, rope in enumerate(plain.ropes)),
         recurrent_layers=recurrent,
-        recurrence=_recurrence(config, plain.hidden_size),
+        recurrence=state_space(config, integer(config, "mamba_expand", 2) * plain.hidden_size),
         experts=_experts(config, plain.layers, shared),
     )
 
 
-def _recurrence(config: Json, hidden: int) -> StateSpace:
+def state_space(config: Json, inner: int) -> StateSpace:
+    """Reads a Mamba-2 layer of `inner` channels. Raises CheckpointError."""
     heads, groups = integer(config, "mamba_n_heads", 128), integer(config, "mamba_n_groups", 1)
-    inner = integer(config, "mamba_expand", 2) * hidden
     if inner % heads or heads % groups:
-        accepted = f"a divisor of mamba_expand * hidden_size = {inner} and a multiple of mamba_n_groups = {groups}"
+        accepted = f"a divisor of the {inner} channels and a multiple of mamba_n_groups = {groups}"
         raise refuse("mamba_n_heads", heads, accepted)
     must_be(config, "mamba_d_head", "auto", inner // heads)
     taps = integer(config, "mamba_d_conv", 4)
     if taps < 2:
         raise refuse("mamba_d_conv", taps, "at least 2")
     _unlimited(config)
+    bias = flag(config, "mamba_proj_bias")
     return StateSpace(
         heads,
         inner // heads,
@@ -54,7 +55,8 @@ def _recurrence(config: Json, hidden: int) -> StateSpace:
         integer(config, "mamba_d_state", 256),
         taps,
         conv_bias=flag(config, "mamba_conv_bias", True),
-        bias=flag(config, "mamba_proj_bias"),
+        bias=bias,
+        out_bias=bias,
     )
 
 

@@ -1,8 +1,11 @@
-"""LFM2, dense (Liquid AI 2025): gated short convolutions in most layers, attention in the others."""
+"""LFM2 (Liquid AI 2025), dense and with experts: gated short convolutions in most layers, attention in the others."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.families.family import Family
+from engine.families.mixtures import with_experts
 from engine.families.reading import flag, integer, must_be, number, refuse, rope, shape
 from engine.model.loader import Json
 from engine.model.model_spec import ModelSpec, WeightNames
@@ -69,4 +72,38 @@ def names(config: Json) -> WeightNames:
     )
 
 
+def mixture(config: Json) -> ModelSpec:
+    """ModelSpec of an LFM2-MoE config.json: its first layers are dense, and no width is computed. Raises
+    CheckpointError."""
+    for field in ("block_auto_adjust_ff_dim", "block_ff_dim"):
+        must_be(config, field, False)
+    plain = spec({**config, "block_auto_adjust_ff_dim": False})
+    return with_experts(
+        plain,
+        config,
+        integer(config, "moe_intermediate_size", 1792),
+        tuple(range(integer(config, "num_dense_layers", 2, minimum=0), plain.layers)),
+        count=32,
+        per_token=4,
+        scores="sigmoid",
+        normalised=flag(config, "norm_topk_prob", True),
+        min_weight=1e-6,
+        scaling=number(config, "routed_scaling_factor", 1.0),
+        selection_bias=flag(config, "use_expert_bias", True),
+    )
+
+
+def mixture_names(config: Json) -> WeightNames:
+    """Experts are named as the MLP is."""
+    return replace(
+        names(config),
+        router="feed_forward.gate",
+        selection_bias="feed_forward.expert_bias",
+        expert="feed_forward.experts.{index}.",
+        expert_gate_up=("w1", "w3"),
+        expert_down="w2",
+    )
+
+
 FAMILY = Family("lfm2", ("Lfm2ForCausalLM",), spec, names)
+MIXED = Family("lfm2_moe", ("Lfm2MoeForCausalLM",), mixture, mixture_names)

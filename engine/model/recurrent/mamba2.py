@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao & Gu 2024, "Transformers are SSMs"), as Granite 4 has it.
+"""Mamba-2 (Dao & Gu 2024, "Transformers are SSMs"), as Granite 4, Falcon-H1 and Nemotron-H have it.
 
 Of a head, with inputs x, projections B and C of the state, time steps d and a decay A of tokens t, the state S
 (head_dim, state_dim) is S_t = exp(d_t A) S_{t-1} + d_t x_t B_t, and the output is S_t C_t + D x_t. Tokens of a chunk
@@ -30,11 +30,11 @@ class Mamba2:
         decay: Tensor,
         step_bias: Tensor,
         skip: Tensor,
-        norm: Tensor,
+        norm: Tensor | None,
         eps: float,
     ) -> None:
         """Tensors are float32: `taps` (taps, width), `conv_bias` (width,), `decay`, `step_bias` and `skip` (heads,),
-        and `norm`, the weight of an RMSNorm over the heads of each group."""
+        and `norm`, the weight of an RMSNorm over the heads of each group, where it has one."""
         self._of = of
         self._project, self._out = project, out
         self._taps, self._conv_bias, self._norm, self._eps = taps, conv_bias, norm, eps
@@ -43,17 +43,20 @@ class Mamba2:
     @classmethod
     def read(cls, read: ProjectionReader, of: StateSpace, prefix: str, hidden: int, eps: float) -> Mamba2:
         """Reads a layer whose weights' names begin with `prefix`. Raises CheckpointError."""
-        inner = of.heads * of.head_dim
+        inner, state = of.heads * of.head_dim, of.groups * of.state_dim
+        taps = read.exact(f"{prefix}conv1d.weight", of.width, 1, of.taps)[:, 0].T.contiguous()
+        parts = zip(of.multipliers[1:4], (inner, state, state), strict=True)
+        scales = [multiplier for multiplier, width in parts for _ in range(width)]
         return cls(
             of,
             read.linear(f"{prefix}in_proj", inner + of.width + of.heads, hidden, of.bias),
-            read.linear(f"{prefix}out_proj", hidden, inner, of.bias),
-            taps=read.exact(f"{prefix}conv1d.weight", of.width, 1, of.taps)[:, 0].T.contiguous(),
+            read.linear(f"{prefix}out_proj", hidden, inner, of.out_bias),
+            taps=taps * taps.new_tensor(scales),
             conv_bias=read.exact(f"{prefix}conv1d.bias", of.width) if of.conv_bias else None,
             decay=-read.exact(f"{prefix}A_log", of.heads).exp(),
             step_bias=read.exact(f"{prefix}dt_bias", of.heads),
             skip=read.exact(f"{prefix}D", of.heads),
-            norm=read.exact(f"{prefix}norm.weight", inner),
+            norm=None if of.norm == "none" else read.exact(f"{prefix}norm.weight", inner),
             eps=eps,
         )
 
@@ -66,7 +69,8 @@ class Mamba2:
         x, b, c = mixed.split([inner, of.groups * of.state_dim, of.groups * of.state_dim], 1)
         x = x.unflatten(1, (of.heads, of.head_dim))
         b, c = (each.unflatten(1, (of.groups, of.state_dim)).repeat_interleave(shared, 1) for each in (b, c))
-        steps = F.softplus(steps.float() + self._step_bias).clamp(of.min_step, of.max_step)
+        gate, steps = (_times(each.float(), of.multipliers[at]) for each, at in ((gate, 0), (steps, 4)))
+        steps = F.softplus(steps + self._step_bias).clamp(of.min_step, of.max_step)
         decays, stepped = steps * self._decay, x * steps[..., None]
         out = torch.zeros_like(x)
         if len(plan.single_tokens):
@@ -80,9 +84,20 @@ class Mamba2:
             if span.slot:
                 states.matrices[span.slot] = state
         out.addcmul_(x, self._skip[:, None])
-        gated = out.flatten(1).mul_(F.silu(gate.float())).unflatten(1, (of.groups, -1))
-        gated = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + self._eps)
-        return self._out((gated.flatten(1) * self._norm).to(hidden.dtype))
+        made, gate = out.flatten(1), F.silu(gate)
+        if of.norm != "before_gate":
+            made.mul_(gate)
+        if self._norm is not None:
+            grouped = made.unflatten(1, (of.groups, -1))
+            grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self._eps)
+            made = grouped.flatten(1) * self._norm
+        if of.norm == "before_gate":
+            made.mul_(gate)
+        return self._out(made.to(hidden.dtype))
+
+
+def _times(x: Tensor, by: float) -> Tensor:
+    return x if by == 1.0 else x * by
 
 
 def one_token(state: Tensor, x: Tensor, b: Tensor, c: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,13 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine.model.memory import spec_of
+from engine.model.recurrent.states import state_bytes
 from engine.outputs import SpanResult
 from tests.engine.kv_cache.test_kv_tiers import prompt
 
 SPAN = Span(GREEDY, max_tokens=6, ignore_eos=True, logprobs=0)
 BLOCK = 4
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "random_recurrent",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("random_mamba", "random_beside", "random_alone")),
+    ],
+)
+def recurrent(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(request.param)
+    return found
 
 
 def config(model: Path, **changes: Any) -> EngineConfig:
@@ -34,9 +49,9 @@ async def assert_fresh(model: Path, found: list[SpanResult], prompts: list[list[
             assert [each.logprob for each in result.logprobs] == pytest.approx(likely, abs=1e-4)
 
 
-async def test_a_turn_goes_on_from_the_last_whole_block_of_the_answer(random_recurrent: Path) -> None:
+async def test_a_turn_goes_on_from_the_last_whole_block_of_the_answer(recurrent: Path) -> None:
     first = prompt(0, 41)
-    async with await Engine.start(config(random_recurrent)) as engine:
+    async with await Engine.start(config(recurrent)) as engine:
         async with await engine.open(first) as seq:
             answer = await seq.generate_all(SPAN)
         second = [*first, *answer.token_ids, *prompt(1, 9)]
@@ -44,24 +59,24 @@ async def test_a_turn_goes_on_from_the_last_whole_block_of_the_answer(random_rec
             result = await seq.generate_all(SPAN)
         assert (await engine.stats()).states.found == 1
     assert result.cached_tokens == (41 + 6 - 1) // BLOCK * BLOCK
-    await assert_fresh(random_recurrent, [answer, result], [first, second])
+    await assert_fresh(recurrent, [answer, result], [first, second])
 
 
-async def test_a_second_branch_of_a_prompt_leaves_a_checkpoint_where_it_branched_off(random_recurrent: Path) -> None:
+async def test_a_second_branch_of_a_prompt_leaves_a_checkpoint_where_it_branched_off(recurrent: Path) -> None:
     texts = [[*prompt(0, 24), *prompt(branch, 13)] for branch in (1, 2, 3)]
     cached, found = [], []
-    async with await Engine.start(config(random_recurrent)) as engine:
+    async with await Engine.start(config(recurrent)) as engine:
         for text in texts:
             async with await engine.open(text) as seq:
                 result = await seq.generate_all(SPAN)
                 cached.append(result.cached_tokens)
                 found.append(result)
     assert cached == [0, 0, 24]
-    await assert_fresh(random_recurrent, found, texts)
+    await assert_fresh(recurrent, found, texts)
 
 
-async def test_forks_and_their_parent_go_their_own_ways_from_one_state(random_recurrent: Path) -> None:
-    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 28)) as seq:
+async def test_forks_and_their_parent_go_their_own_ways_from_one_state(recurrent: Path) -> None:
+    async with await Engine.start(config(recurrent)) as engine, await engine.open(prompt(0, 28)) as seq:
         await seq.generate_all(SPAN)
         tokens = list(seq.tokens)
         computed = (await engine.stats()).prompt_tokens
@@ -72,34 +87,34 @@ async def test_forks_and_their_parent_go_their_own_ways_from_one_state(random_re
         assert (await engine.stats()).prompt_tokens - computed == 2 * 3
         engine._core.check()
     prompts = [tokens, *([*tokens, *prompt(text, 3)] for text in (1, 2))]
-    await assert_fresh(random_recurrent, results, prompts)
+    await assert_fresh(recurrent, results, prompts)
 
 
 @pytest.mark.parametrize("length", [30, 33, 35])
-async def test_truncation_recomputes_from_the_nearest_checkpoint(random_recurrent: Path, length: int) -> None:
-    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
+async def test_truncation_recomputes_from_the_nearest_checkpoint(recurrent: Path, length: int) -> None:
+    async with await Engine.start(config(recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
         await seq.generate_all(SPAN)
         seq.truncate(length)
         tokens, steps = list(seq.tokens), (await engine.stats()).step_tokens
         result = await seq.generate_all(SPAN)
         recomputed = (await engine.stats()).step_tokens - steps - len(result.token_ids)
     assert recomputed <= length - 28, "the prompt's last whole block ended at 28"
-    await assert_fresh(random_recurrent, [result], [tokens])
+    await assert_fresh(recurrent, [result], [tokens])
 
 
-async def test_tokens_appended_after_a_cut_do_not_meet_the_state_of_those_cut_off(random_recurrent: Path) -> None:
-    async with await Engine.start(config(random_recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
+async def test_tokens_appended_after_a_cut_do_not_meet_the_state_of_those_cut_off(recurrent: Path) -> None:
+    async with await Engine.start(config(recurrent)) as engine, await engine.open(prompt(0, 30)) as seq:
         await seq.generate_all(SPAN)
         seq.truncate(29)
         seq.append(prompt(2, 12))
         tokens = list(seq.tokens)
         result = await seq.generate_all(SPAN)
-    await assert_fresh(random_recurrent, [result], [tokens])
+    await assert_fresh(recurrent, [result], [tokens])
 
 
-async def test_prompt_log_probabilities_read_a_cached_prompt_again(random_recurrent: Path) -> None:
+async def test_prompt_log_probabilities_read_a_cached_prompt_again(recurrent: Path) -> None:
     span = Span(GREEDY, max_tokens=3, ignore_eos=True, prompt_logprobs=0)
-    async with await Engine.start(config(random_recurrent)) as engine:
+    async with await Engine.start(config(recurrent)) as engine:
         found = []
         for _ in range(2):
             async with await engine.open(prompt(0, 30)) as seq:
@@ -123,10 +138,10 @@ async def seq_scores(engine: Engine) -> list[float]:
 
 
 async def test_a_sequence_goes_on_after_a_restart_from_a_checkpoint_on_the_disk(
-    random_recurrent: Path, tmp_path: Path
+    recurrent: Path, tmp_path: Path
 ) -> None:
     drawn = Span(Sampling(temperature=1.0, seed=5), max_tokens=6, ignore_eos=True)
-    kept = config(random_recurrent, kv_disk_bytes=64 << 20, kv_dir=str(tmp_path))
+    kept = config(recurrent, kv_disk_bytes=64 << 20, kv_dir=str(tmp_path))
     async with await Engine.start(kept) as engine, await engine.open(prompt(0, 37)) as seq:
         await seq.generate_all(SPAN)
         snapshot = await seq.snapshot()
@@ -138,9 +153,9 @@ async def test_a_sequence_goes_on_after_a_restart_from_a_checkpoint_on_the_disk(
     assert result.cached_tokens == 40 and stats.states.tiers.disk_hit_blocks == 1
 
 
-async def test_an_evicted_checkpoint_comes_back_from_host_memory(random_recurrent: Path) -> None:
+async def test_an_evicted_checkpoint_comes_back_from_host_memory(recurrent: Path) -> None:
     texts = [prompt(text, 26) for text in range(4)]
-    small = config(random_recurrent, kv_host_bytes=32 << 20, state_bytes=3 * 10_000)  # three states
+    small = config(recurrent, kv_host_bytes=32 << 20, state_bytes=3 * state_bytes(spec_of(recurrent), torch.float32))
     async with await Engine.start(small) as engine:
         found = []
         for text in [*texts, texts[0]]:
@@ -148,27 +163,27 @@ async def test_an_evicted_checkpoint_comes_back_from_host_memory(random_recurren
                 found.append(await seq.generate_all(SPAN))
         tiers = (await engine.stats()).states.tiers
     assert tiers.host_hit_blocks == 1 and found[-1].cached_tokens == 24
-    await assert_fresh(random_recurrent, found, [*texts, texts[0]])
+    await assert_fresh(recurrent, found, [*texts, texts[0]])
 
 
-async def test_memory_for_less_than_two_states_is_refused(random_recurrent: Path) -> None:
+async def test_memory_for_less_than_two_states_is_refused(recurrent: Path) -> None:
     with pytest.raises(InvalidParameter, match="state_bytes is 100; accepted: at least"):
-        await Engine.start(config(random_recurrent, state_bytes=100))
+        await Engine.start(config(recurrent, state_bytes=100))
     with pytest.raises(InvalidParameter, match="has recurrent layers; accepted: auto"):
-        await Engine.start(config(random_recurrent, kv_dtype="int8"))
+        await Engine.start(config(recurrent, kv_dtype="int8"))
 
 
 @pytest.mark.slow
-async def test_a_deterministic_engine_gives_the_same_bits_however_it_is_cut(random_recurrent: Path) -> None:
+async def test_a_deterministic_engine_gives_the_same_bits_however_it_is_cut(recurrent: Path) -> None:
     span = Span(GREEDY, max_tokens=5, logprobs=2, ignore_eos=True)
     texts = [[*prompt(0, 24), *prompt(each, 3 + 5 * each)] for each in range(4)]
     same = {"deterministic": True, "threads": 1}
     alone, mixed = list[Any](), list[Any]()
-    async with await Engine.start(config(random_recurrent, prefix_cache=False, max_running=1, **same)) as engine:
+    async with await Engine.start(config(recurrent, prefix_cache=False, max_running=1, **same)) as engine:
         for text in texts:
             async with await engine.open(text) as seq:
                 alone.append((await seq.generate_all(span)).logprobs)
-    async with await Engine.start(config(random_recurrent, max_batch_tokens=11, kv_blocks=40, **same)) as engine:
+    async with await Engine.start(config(recurrent, max_batch_tokens=11, kv_blocks=40, **same)) as engine:
         opened = [await engine.open(text) for text in texts]
         mixed = [each.logprobs for each in await asyncio.gather(*(seq.generate_all(span) for seq in opened))]
     assert mixed == alone

@@ -39,7 +39,7 @@ DENSE_ORACLES = (
 SLOW = (
     *("llama_tied", "llama_linear", "llama_yarn_mscale", "qwen2_windows", "phi3_partial", "lfm2_four_taps"),
     *("olmo3", "gemma", "glm", "mixtral", "olmoe", "cohere", "deepseek_v2_greedy", "glm4_moe_lite"),
-    *("qwen2_moe", "ernie4_5_moe", "deepseek_v2"),
+    *("qwen2_moe", "ernie4_5_moe", "deepseek_v2", "falcon_h1_plain", "falcon_h1_gated_norm"),
 )
 
 

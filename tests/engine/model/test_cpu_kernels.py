@@ -163,8 +163,9 @@ LATENT = {
         ("GptOssConfig", "GptOssForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 4}),
         ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", {**EXPERTS, "head_dim": 32, "shared_expert_intermediate_size": 96}),
         ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT),
+        ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", {**tiny.MODELS["lfm2_moe"][2], **EXPERTS, "num_dense_layers": 1}),
     ],
-    ids=["qwen3_moe", "gpt_oss", "qwen2_moe", "deepseek_v3"],
+    ids=["qwen3_moe", "gpt_oss", "qwen2_moe", "deepseek_v3", "lfm2_moe"],
 )
 def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     """Torch routes. Some tokens are near enough to a tie for another expert, so the median token is judged."""
@@ -182,6 +183,30 @@ def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dic
         of_few_bits = load_decoder(path, dtype=torch.bfloat16, quantization="int8")
         assert all(isinstance(each.down, NativeLinear) for each in of_few_bits._layers[0].experts)
         assert typical(Stepper(of_few_bits, few, seed=1).run(300), exact) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("granite_hybrid", {"shared_intermediate_size": 160, "mamba_d_head": 16}),
+        ("falcon_h1", {"mamba_d_ssm": 192}),
+        ("nemotron_h", {"mamba_head_dim": 16}),
+        (
+            "nemotron_h_moe",
+            {"mamba_head_dim": 16, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 96},
+        ),
+    ],
+)
+def test_linears_beside_mamba2_are_products_of_the_kernels(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    config, model, overrides = tiny.MODELS[name]
+    path = tiny.save(tiny.build(config, model, {**overrides, **WIDE, **sizes}).to(torch.bfloat16), tmp_path)
+    few = [prompt for prompt in prompts() if len(prompt) < 34]
+    exact = Stepper(load_decoder(path, dtype=torch.float32), few, seed=1).run(300)
+    rounded = Stepper(load_decoder(path, dtype=torch.bfloat16, kernels="torch"), few, seed=1).run(300)
+    decoder = load_decoder(path, dtype=torch.bfloat16)
+    assert all(isinstance(layer.qkv, TiledWeight) for layer in decoder._layers if layer.attends)
+    assert not decoder.native
+    assert typical(Stepper(decoder, few, seed=1).run(300), exact) < 1.5 * typical(rounded, exact) < 0.03
 
 
 def typical(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:

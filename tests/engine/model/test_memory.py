@@ -117,3 +117,46 @@ def test_a_block_has_what_a_convolution_mixes(random_hybrid: Path) -> None:
 def test_a_block_is_keys_and_values_of_all_layers(model: Path) -> None:
     config = read_json(model / "config.json")
     assert block_bytes(family_of(config).spec(config), 16, torch.float32) == TINY_BLOCK
+
+
+async def refused(config: EngineConfig) -> str:
+    with pytest.raises(InvalidParameter, match="GB of memory are free") as caught:
+        await Engine.start(config)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def huge(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose weights are a file of 80 GB in float32, of which nothing is written. Nobody can load it."""
+    path = write_checkpoint(tmp_path_factory.mktemp("huge") / "huge")
+    with (path / "model.safetensors").open("r+b") as file:
+        file.truncate(80 * 10**9)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("free", "settings", "accepted"),
+    [
+        (39, {"dtype": "bfloat16"}, "39.0 GB of memory are free; accepted: quantization int8 (20."),
+        (15, {"dtype": "bfloat16"}, "accepted: quantization int4 (1"),
+        (15, {"dtype": "bfloat16", "quantization": "int8"}, "20.0 GB in int8, and 15.0 GB of memory are free"),
+        (50, {"dtype": "float32"}, "80.0 GB in float32, and 50.0 GB of memory are free; accepted: dtype bfloat16"),
+        (4, {"dtype": "bfloat16"}, "accepted: models of up to 2.0 billion parameters in 16 bits, 4.0 in int8, 7"),
+        (4, {"dtype": "bfloat16", "quantization": "int4"}, "accepted: models of up to 2.0 billion"),
+    ],
+)  # fmt: skip
+async def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    huge: Path, free: int, settings: dict[str, Any], accepted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free * 10**9)
+    assert accepted in await refused(EngineConfig(str(huge), device="cpu", **settings))
+
+
+async def test_weights_are_tried_where_free_memory_is_not_known(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1)
+    assert "models of up to 0.0 billion" in await refused(EngineConfig(str(model), device="cpu"))
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    async with await Engine.start(EngineConfig(str(model), device="cpu", kv_blocks=4)):
+        pass

@@ -17,7 +17,7 @@ from engine.families import FAMILIES, family_of
 from engine.families.family import Family
 from engine.kernels import cpu
 from engine.model import gpu_layers, native_layers
-from engine.model.model_spec import GatedDelta, ModelSpec
+from engine.model.model_spec import GatedDelta, ModelSpec, StateSpace
 from engine.model.quantization.gguf_config import ARCHITECTURES
 from tests.engine.model import tiny
 
@@ -34,6 +34,8 @@ _MODELS = {
     "qwen3_5_moe_text": "Qwen3.5 with experts, without vision",
     "qwen3_5_moe": "Qwen3.5 with experts: the text",
     "granitemoehybrid": "Granite 4, hybrid",
+    "falcon_h1": "Falcon-H1",
+    "nemotron_h": "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
     "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
     "smollm3": "SmolLM 3",
@@ -60,6 +62,7 @@ _MODELS = {
     "glm": "GLM-4-9B",
     "glm4": "GLM-4-0414",
     "lfm2": "LFM2, dense",
+    "lfm2_moe": "LFM2-8B-A1B",
     "mixtral": "Mixtral",
 }
 
@@ -93,6 +96,8 @@ def on_cpu(spec: ModelSpec) -> str:
         spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
     if isinstance(spec.recurrence, GatedDelta):
         spec = replace(spec, recurrence=replace(spec.recurrence, value_dim=64))
+    if isinstance(spec.recurrence, StateSpace):
+        spec = replace(spec, recurrence=replace(spec.recurrence, head_dim=64))
     if not native_layers.suits(spec, torch.bfloat16, torch.device("cpu")):
         return "torch"
     if spec.torch_layers:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -152,6 +153,16 @@ def _experts(**changed: Any) -> Any:
     return lambda spec: {"experts": replace(spec.experts, **changed)}
 
 
+def _multiplied(at: int) -> Any:
+    return lambda spec: _recurrence(multipliers=tuple(np.where(np.arange(5) == at, 1.0, spec.recurrence.multipliers)))(
+        spec
+    )
+
+
+def _recurrence(**changed: Any) -> Any:
+    return lambda spec: {"recurrence": replace(spec.recurrence, **changed)}
+
+
 def _no_windows(spec: ModelSpec) -> dict[str, Any]:
     return {"windows": (None,) * spec.layers}
 
@@ -227,6 +238,10 @@ DROPPED: list[tuple[str, str, Any]] = [
     ),
     ("gpt_oss", "no truncation", lambda s: {"ropes": tuple(replace(r, truncate=True) for r in s.ropes)}),
     ("lfm2", "query and key norm", {"qk_norm": "none"}),
+    ("lfm2_moe", "sigmoid scores", _experts(scores="softmax")),
+    ("lfm2_moe", "bias of the selection", _experts(selection_bias=False)),
+    ("lfm2_moe", "weights that sum to one", _experts(normalised=False)),
+    ("lfm2_moe", "scaled weights", _experts(scaling=1.0)),
     ("deepseek_v2", "pairs of neighbours", _paired(False)),
     ("deepseek_v2", "groups of experts", _experts(groups=None)),
     ("deepseek_v2", "scaled weights", _experts(scaling=1.0)),
@@ -267,6 +282,29 @@ DROPPED: list[tuple[str, str, Any]] = [
     ("qwen3_5_moe", "shared expert", lambda s: {"experts": replace(s.experts, shared_size=0)}),
     ("qwen3_5_moe", "gate of the shared expert", lambda s: {"experts": replace(s.experts, shared_gate=False)}),
     ("qwen3_next", "weights that sum to one", lambda s: {"experts": replace(s.experts, normalised=False)}),
+    ("falcon_h1", "embedding multiplier", {"embedding_multiplier": 1.0}),
+    ("falcon_h1", "attention scale", lambda s: {"attention_scale": s.head_dim**-0.5}),
+    ("falcon_h1", "attention multiplier", {"attention_multiplier": 1.0}),
+    ("falcon_h1", "recurrence multiplier", {"recurrence_multiplier": 1.0}),
+    ("falcon_h1", "gate multiplier", {"gate_multiplier": 1.0}),
+    ("falcon_h1", "mlp multiplier", {"mlp_multiplier": 1.0}),
+    ("falcon_h1", "logits scaling", {"logits_scaling": 1.0}),
+    *(("falcon_h1", f"multiplier {at} of the projection", _multiplied(at)) for at in range(5)),
+    ("falcon_h1", "norm before the gate", _recurrence(norm="gated")),
+    ("falcon_h1_plain", "bias of the outputs", _recurrence(out_bias=False)),
+    ("falcon_h1_gated_norm", "norm after the gate", _recurrence(norm="before_gate")),
+    ("falcon_h1_gated_norm", "bias of the projection", _recurrence(bias=False)),
+    ("nemotron_h", "squared activation", {"activation": "gelu"}),
+    ("nemotron_h", "least time step", _recurrence(min_step=0.0)),
+    ("nemotron_h", "largest time step", _recurrence(max_step=float("inf"))),
+    ("nemotron_h", "norm after the gate", _recurrence(norm="before_gate")),
+    ("nemotron_h", "layers without positions", _everywhere(Rope(12, 10_000.0))),
+    ("nemotron_h_moe", "sigmoid scores", _experts(scores="softmax")),
+    ("nemotron_h_moe", "bias of the selection", _experts(selection_bias=False)),
+    ("nemotron_h_moe", "groups of experts", _experts(groups=None)),
+    ("nemotron_h_moe", "weights that sum to one", _experts(normalised=False)),
+    ("nemotron_h_moe", "scaled weights", _experts(scaling=1.0)),
+    ("nemotron_h_moe", "shared expert", _experts(shared_size=0)),
 ]
 
 
@@ -387,6 +425,9 @@ def test_ministral_without_its_rope_is_refused() -> None:
         ("DeepseekV3ForCausalLM", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1; supported: an integer"),
         ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*; supported: a list of 3"),
         ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is True; supported: False"),
+        ("Lfm2MoeForCausalLM", {"block_auto_adjust_ff_dim": True}, "block_auto_adjust_ff_dim is True; supported: F"),
+        ("Lfm2MoeForCausalLM", {"num_dense_layers": -1}, "num_dense_layers is -1; supported: an integer"),
+        ("Lfm2MoeForCausalLM", {"conv_bias": True}, "conv_bias is True; supported: False"),
     ],
 )
 def test_a_routing_that_is_not_run_is_refused(architecture: str, changed: dict[str, Any], words: str) -> None:

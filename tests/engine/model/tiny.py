@@ -69,6 +69,32 @@ SPACE = {
     "residual_multiplier": 0.4,
     "logits_scaling": 5.0,
 }
+BESIDE = {
+    "mamba_d_ssm": 72,
+    "mamba_n_heads": 12,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.3,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.7,
+    "mlp_multipliers": [0.7, 1.6],
+    "ssm_in_multiplier": 1.2,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.5, 1.4, 0.6, 1.5, 0.7],
+}
+ALONE = {
+    "head_dim": 12,
+    "mamba_num_heads": 12,
+    "mamba_head_dim": 8,
+    "ssm_state_size": 16,
+    "n_groups": 2,
+    "time_step_limit": [0.004, 0.03],
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 40,
+}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
 
 ROUTED = {
@@ -224,6 +250,16 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "Lfm2ForCausalLM",
         {"block_auto_adjust_ff_dim": False, "full_attn_idxs": [1], "conv_L_cache": 4, "rope_parameters": LLAMA3},
     ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {
+            **{name: EXPERTS[name] for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+            "num_hidden_layers": 5,
+            "layer_types": LFM2_LAYERS,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
     "qwen3_5_moe": (
         "Qwen3_5MoeTextConfig",
@@ -235,6 +271,37 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "GraniteMoeHybridConfig",
         "GraniteMoeHybridForCausalLM",
         {**SPACE, "num_local_experts": 4, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": ("FalconH1Config", "FalconH1ForCausalLM", {**BESIDE, "mamba_rms_norm": True}),
+    "falcon_h1_plain": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {**BESIDE, "mamba_d_ssm": None, "num_key_value_heads": 6, "projectors_bias": True, "mlp_bias": True},
+    ),
+    "falcon_h1_gated_norm": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {
+            **BESIDE,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "attention_bias": True,
+            "attention_in_multiplier": 1.0,
+            "mamba_proj_bias": True,
+            "ssm_in_multiplier": 1.0,
+        },
+    ),
+    "nemotron_h": ("NemotronHConfig", "NemotronHForCausalLM", {**ALONE, "hybrid_override_pattern": "M-*MM-"}),
+    "nemotron_h_moe": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {
+            **ALONE,
+            "hybrid_override_pattern": "ME*E-M",
+            "time_step_limit": [0.0, float("inf")],
+            "n_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
     ),
     "qwen3_next": (
         "Qwen3NextConfig",
@@ -253,7 +320,11 @@ def build(config_class: str, model_class: str, overrides: Mapping[str, Any], see
     """A float32 model with eager attention and every parameter drawn anew. Any: transformers' classes are untyped."""
     config = getattr(transformers, config_class)(**{**SIZES, **overrides})
     config._attn_implementation = "eager"
-    return redraw(getattr(transformers, model_class)(config).eval().float(), seed)
+    model = getattr(transformers, model_class)(config).eval().float()
+    for module in model.modules():
+        if hasattr(module, "time_step_limit"):  # transformers 5.23 has another one in Nemotron-H: see `nemotron_h`
+            module.time_step_limit = tuple(config.time_step_limit)
+    return redraw(model, seed)
 
 
 @torch.no_grad()
@@ -272,7 +343,7 @@ def redraw(model: Any, seed: int) -> Any:
         else:
             parameter.copy_(drawn * (1.4 / parameter.shape[-1] ** 0.5))
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.normal_(std=0.2, generator=generator)
     return model
 
