@@ -178,7 +178,7 @@ async def start_run(
         state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
     )
     for one in (served,) if auto is None else auto.steps:
-        one.images.check_seeing(one.engine, one.name, wanted.images or (), "images")
+        one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
     if wanted.images is not None:
         wanted.images = [await served.images.stripped(url, f"images[{at}]") for at, url in enumerate(wanted.images)]
     if wanted.content is not None:
