@@ -15,6 +15,7 @@ from app.answering.request_images import LIMITS, RequestImages
 from app.config.remote_settings import RemoteSettings
 from app.errors import ApiError
 from app.remote.wire_formats import IMAGE_TOKENS, RemotePrompt, SentImage
+from tests.app.chatting import change, log_of, new_chat, read
 from tests.app.remote.planted import Json, Planted
 
 CHAT = "/v1/chat/completions"
@@ -195,6 +196,57 @@ def test_images_of_a_private_request_stay(http: httpx.Client, planted: Planted) 
         reply = http.post(CHAT, json=asking(part(picture()), model=model, private=True))
         assert reply.status_code == 403 and reply.json()["error"]["code"] == "private_stays_local", reply.text
     assert not planted.requests
+
+
+# -- runs of the page
+
+
+def run(http: httpx.Client, chat: str, **fields: Any) -> list[Json]:
+    reply = http.post(f"/api/chats/{chat}/runs", json=fields)
+    assert reply.status_code == 202, reply.text
+    return log_of(http, reply.json()["run_id"])
+
+
+@pytest.mark.parametrize("model", ["eagle", "owl"])
+def test_a_run_sends_the_images_of_its_chat(http: httpx.Client, planted: Planted, model: str) -> None:
+    chat = new_chat(http)
+    log = run(http, chat, content="What is it?", images=[data_url(picture("JPEG"), "image/jpeg")], model=model)
+    assert log[-1]["type"] == "run.completed", log
+    sent = next(each for each in log if each["type"] == "remote.sent")
+    assert (sent["images"], sent["characters"]) == (1, len("What is it?"))
+    image, said = planted.body["messages"][0]["content"]
+    assert is_bare(file_of(image)) and said["text"] == "What is it?"
+    (kept,) = read(http, chat)["messages"][0]["images"]
+    assert is_bare(base64.b64decode(kept.partition(",")[2]))
+    log = run(http, chat, content="And now?", model=model)
+    assert log[-1]["type"] == "run.completed" and file_of(planted.body["messages"][0]["content"][0])
+    assert next(each for each in log if each["type"] == "remote.sent")["images"] == 1
+
+
+def test_a_run_refuses_images_before_anything_is_kept_or_sent(http: httpx.Client, planted: Planted) -> None:
+    chat = new_chat(http)
+    for model, url, code in (
+        ("big", data_url(picture()), "model_cannot_see"), ("eagle", data_url(b"<svg/>"), "invalid_image"),
+        ("owl", f"{planted.url}/a.png", None),
+    ):  # fmt: skip
+        reply = http.post(f"/api/chats/{chat}/runs", json={"content": "?", "images": [url], "model": model})
+        error = reply.json()["error"]
+        assert reply.status_code == 400 and error["param"].startswith("images"), reply.text
+        assert code is None or error["code"] == code
+    change(http, chat, private=True)
+    body = {"content": "?", "images": [data_url(picture())], "model": "eagle"}
+    reply = http.post(f"/api/chats/{chat}/runs", json=body)
+    assert reply.status_code == 403 and reply.json()["error"]["code"] == "private_stays_local", reply.text
+    assert read(http, chat)["messages"] == [] and not planted.requests
+
+
+def test_a_chat_with_images_is_not_sent_to_a_remote_that_reads_text(http: httpx.Client, planted: Planted) -> None:
+    chat = new_chat(http)
+    run(http, chat, content="What is it?", images=[data_url(picture())], model="eagle")
+    planted.requests.clear()
+    log = run(http, chat, content="And now?", model="big")
+    assert log[-1]["type"] == "run.failed" and log[-1]["code"] == "model_cannot_see", log
+    assert "'eagle', 'owl'" in log[-1]["message"] and not planted.requests
 
 
 # -- without a server
