@@ -48,7 +48,11 @@ class ModelRegistry:
         self.remotes = {each.name: each for each in remotes}
         self._served = tuple(served)
         self._by_name: dict[str, ServedModel] = {}
-        images = RequestImages([each.name for each in served if each.sees], web=web)
+        seeing = [each.name for each in served if each.sees]
+        seeing += [each.name for each in remotes if each.settings.sees]
+        images = RequestImages(seeing, web=web)
+        for remote in remotes:
+            remote.images = images
         for each in self._served:
             if each.name in self._by_name:
                 raise BadSetting(f"Two models are called {each.name!r}; accepted: a name for each of its own.")

@@ -147,13 +147,13 @@ class RemoteAnswer:
         served, guess = self.plan.served, prompt.estimated_tokens
         reserved = served.spending.reserve(guess, prompt.max_tokens)
         self._tell(
-            sending=True, messages=len(prompt.messages), characters=prompt.characters,
+            sending=True, messages=len(prompt.messages), characters=prompt.characters, images=prompt.images,
             requests=self._report.requests + 1,
         )  # fmt: skip
         log.info(
-            "sent to the remote model %s: %d messages, %d characters, %d passages, %d tool results (%s)",
-            served.name, len(prompt.messages), prompt.characters, self.plan.passages, self._report.tool_results,
-            self.why,
+            "sent to the remote model %s: %d messages, %d characters, %d images, %d passages, %d tool results (%s)",
+            served.name, len(prompt.messages), prompt.characters, prompt.images, self.plan.passages,
+            self._report.tool_results, self.why,
         )  # fmt: skip
         self.tally.prompt_tokens += guess
         refused, failure, begun = False, self._report.error, time.monotonic()

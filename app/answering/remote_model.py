@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from app.admission.request_budget import output_limit
+from app.answering.request_images import RequestImages
 from app.config.remote_settings import RemoteSettings
 from app.errors import ApiError, invalid
 from app.remote.spending import Spending
@@ -46,6 +47,7 @@ class RemoteModel:
         self.name = settings.name
         self.created = int(time.time())
         self.spending = Spending(settings)
+        self.images = RequestImages()  # until a registry of models shares its own
         self._key = settings.key()
         self._client: RemoteClient | None = None
 
@@ -89,6 +91,20 @@ class RemoteModel:
                     f"{self.name!r}, which has Anthropic's API.",
                 )  # fmt: skip
         return made
+
+    async def with_images(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns messages with their images as they are sent: see `RequestImages.as_sent`.
+
+        Raises:
+            ApiError: 400, naming the image: this remote sees none, there are too many, or one cannot be had or read.
+        """
+        for image in self.images.checked(messages, self.name, sees=self.settings.sees):
+            if image["detail"] == "low" and self.settings.api == "anthropic":
+                raise invalid(
+                    f"{image['where']}.detail", f"{image['where']}.detail is 'low'; accepted: auto, high with the "
+                    f"remote model {self.name!r}, which has Anthropic's API.", "unsupported_parameter",
+                )  # fmt: skip
+        return await self.images.as_sent(messages)
 
     def limit(self, asked: int | None) -> int:
         """Returns the tokens that an answer may have.
@@ -180,13 +196,15 @@ class RemotePlan:
 class SentToRemote(Event):
     """A report of what left this server, to which remote model, and why. `sending`: it leaves now.
 
-    `messages`, `characters` and `tool_results` are of the newest request; `cost` is of all. `error`: it failed.
+    `messages`, `characters`, `images` and `tool_results` are of the newest request; `cost` is of all. `error`: it
+    failed.
     """
 
     model: str
     why: str
     messages: int = 0
     characters: int = 0
+    images: int = 0
     passages: int = 0
     tool_results: int = 0
     requests: int = 0

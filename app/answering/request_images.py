@@ -1,7 +1,8 @@
 """Images of a request's messages: found, fetched, decoded and processed for the model that is asked.
 
 `data:` URLs always; `http` and `https` by the guarded fetcher, where the operator lets tools read public pages. A model
-that reads text alone refuses them by name. Knows nothing of any API: each makes its own parts into `image_url`s.
+that reads text alone refuses them by name. A remote model gets each picture encoded anew, without the file's metadata.
+Knows nothing of any API: each makes its own parts into `image_url`s.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import binascii
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from app.db.chat_exchange import MAX_IMAGES
 from app.errors import invalid
+from app.remote.wire_formats import SentImage
 from engine.errors import InvalidImage
 from engine.families import FAMILIES
 from engine.multimodal.image_file import ImageLimits, read_image
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
     from engine import Engine
 
 LIMITS = ImageLimits(max_bytes=8 << 20)
+MAX_SENT = 32 << 20  # characters of base64 of all images that one request sends to a remote model
 AT_ONCE = 2  # images that are decoded at the same time: each takes its pixels of memory
 SEEING = tuple(each for family in FAMILIES if family.sees for each in family.architectures)
 _TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
+_QUALITIES = (95, 85, 70)  # of a JPEG; the next one where it has too many bytes
 _ACCEPTED = 'accepted: "data:image/png;base64,…" (png, jpeg, webp, gif), or an http or https address'
 
 Json = dict[str, Any]  # Any: a message as a chat template takes it
@@ -54,19 +59,48 @@ class RequestImages:
         Raises:
             ApiError: 400, naming the image: the model sees none, there are too many, or one cannot be had or read.
         """
-        places = [image for message in messages for image in message.get("images") or ()]
-        if not places:
-            return list(messages)
-        self.check_seeing(engine, name, places, places[0]["where"])
-        if len(places) > MAX_IMAGES:
-            where = places[MAX_IMAGES]["where"]
-            raise invalid(where, f"The request has {len(places)} images; accepted: at most {MAX_IMAGES}.")
+        places = self.checked(messages, name, sees=engine.image_processor is not None)
         read = {id(place): await self._read(place, engine, name) for place in places}
         return [_parted(message, read) for message in messages]
 
-    def check_seeing(self, engine: Engine, name: str, images: Sequence[object], where: str) -> None:
+    async def as_sent(self, messages: Sequence[Json]) -> list[Json]:
+        """Returns messages that were `checked`, with their images between their texts as `SentImage`s: each picture
+        read as for a model of this server, and encoded anew.
+
+        Raises:
+            ApiError: 400, naming the image: it cannot be had or read, or all together are too large.
+        """
+        read, encoded, sent = dict[int, SentImage](), dict[str, SentImage](), 0
+        for place in _places(messages):
+            url, where = place["url"], place["where"]
+            if url not in encoded:
+                encoded[url] = await self._encoded(await self._data(url, where), where)
+            image = read[id(place)] = replace(encoded[url], detail=place["detail"])
+            sent += len(image.data)
+            if sent > MAX_SENT:
+                raise invalid(
+                    where, f"With {where} the request's images have {sent} characters in base64, encoded as they are "
+                    f"sent; accepted: at most {MAX_SENT} for a remote model.",
+                )  # fmt: skip
+        return [_parted(message, read) for message in messages]
+
+    def checked(self, messages: Sequence[Json], name: str, *, sees: bool) -> list[Json]:
+        """Returns the images of messages to the model `name`; none of them is read.
+
+        Raises:
+            ApiError: 400, naming the image: the model sees none, or there are too many.
+        """
+        places = _places(messages)
+        if places:
+            self.check_seeing(places, places[0]["where"], name, sees=sees)
+        if len(places) > MAX_IMAGES:
+            where = places[MAX_IMAGES]["where"]
+            raise invalid(where, f"The request has {len(places)} images; accepted: at most {MAX_IMAGES}.")
+        return places
+
+    def check_seeing(self, images: Sequence[object], where: str, name: str, *, sees: bool) -> None:
         """Raises ApiError where there are images and the model sees none: 400, naming models that do."""
-        if images and engine.image_processor is None:
+        if images and not sees:
             seeing = ", ".join(map(repr, self.seeing))
             other = f"the model {seeing}" if self.seeing else f"a model that sees, of {', '.join(SEEING)}"
             message = f"{where} has an image, and the model {name!r} reads text alone; accepted: text, or {other}."
@@ -80,7 +114,9 @@ class RequestImages:
         """
         if url[:5].lower() != "data:":
             raise invalid(where, f'{where} is {url!r:.60}; accepted: "data:image/png;base64,…" (png, jpeg, webp, gif).')
-        data = decoded(url, where)
+        return (await self._encoded(decoded(url, where), where)).url
+
+    async def _encoded(self, data: bytes, where: str) -> SentImage:
         try:
             async with self._decoding:
                 return await asyncio.to_thread(_rewritten, data)
@@ -139,15 +175,32 @@ def decoded(url: str, where: str) -> bytes:
         raise invalid(where, f"{where} is not valid base64 ({error}); {_ACCEPTED}.") from None
 
 
-def _rewritten(data: bytes) -> str:
-    """Returns an image file's picture alone, as JPEG where it was one, else as PNG."""
-    image, written = read_image(data, LIMITS), io.BytesIO()
-    kind = "jpeg" if data.startswith(b"\xff\xd8") else "png"
-    image.save(written, kind, **({"quality": 95} if kind == "jpeg" else {}))
-    return f"data:image/{kind};base64,{base64.b64encode(written.getvalue()).decode()}"
+def _rewritten(data: bytes) -> SentImage:
+    """Returns an image file's picture alone: as JPEG where it was one or a PNG would be too large, else as PNG.
+
+    Raises:
+        InvalidImage: it cannot be read, or is too large even so.
+    """
+    image, length = read_image(data, LIMITS), 0
+    image.info.clear()  # Pillow writes a comment and a colour profile that it finds there
+    tries: list[Json] = [{"format": "jpeg", "quality": quality} for quality in _QUALITIES]
+    for options in tries if data.startswith(b"\xff\xd8") else [{"format": "png"}, *tries]:
+        written = io.BytesIO()
+        image.save(written, **options)
+        length = written.tell()
+        if length <= LIMITS.max_bytes:
+            return SentImage(f"image/{options['format']}", base64.b64encode(written.getvalue()).decode())
+    raise InvalidImage(
+        f"The image has {image.width} x {image.height} pixels and, as a JPEG of quality {_QUALITIES[-1]}, {length} "
+        f"bytes; accepted: at most {LIMITS.max_bytes}."
+    )
 
 
-def _parted(message: Mapping[str, Any], read: Mapping[int, ImageInput]) -> Json:
+def _places(messages: Sequence[Json]) -> list[Json]:
+    return [image for message in messages for image in message.get("images") or ()]
+
+
+def _parted(message: Mapping[str, Any], read: Mapping[int, ImageInput | SentImage]) -> Json:
     """Returns a message whose content is a list of its texts and images, in order."""
     made = {name: value for name, value in message.items() if name != "images"}
     if not message.get("images"):

@@ -18,6 +18,7 @@ from app.admission.request_budget import enter, narrow, output_limit
 from app.answering.checkers import CHECKER
 from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
 from app.answering.remote_model import RemoteModel
+from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME, DEFAULT_NAME
@@ -169,8 +170,8 @@ async def start_run(
     output_limit(wanted.max_tokens)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
     if (remote := state.models.remotes.get(wanted.model or "")) is not None:
-        if wanted.images is not None:
-            raise invalid("images", f"images are not sent to the remote model {remote.name!r}; accepted: text.")
+        remote.images.check_seeing(wanted.images or (), "images", remote.name, sees=remote.settings.sees)
+        await _strip(wanted, remote.images)
         return await _started(request, state, chat_id, wanted, _remote_spec(wanted, remote, user))
     served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
     enter(*((served,) if auto is None else auto.steps))
@@ -178,9 +179,8 @@ async def start_run(
         state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
     )
     for one in (served,) if auto is None else auto.steps:
-        one.images.check_seeing(one.engine, one.name, wanted.images or (), "images")
-    if wanted.images is not None:
-        wanted.images = [await served.images.stripped(url, f"images[{at}]") for at, url in enumerate(wanted.images)]
+        one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
+    await _strip(wanted, served.images)
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:
@@ -193,6 +193,12 @@ async def start_run(
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     return await _started(request, state, chat_id, wanted, ask)
+
+
+async def _strip(wanted: RunRequest, images: RequestImages) -> None:
+    """Replaces a question's images by their pictures alone, as the chat keeps them. Raises as `stripped`."""
+    if wanted.images is not None:
+        wanted.images = [await images.stripped(url, f"images[{at}]") for at, url in enumerate(wanted.images)]
 
 
 def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:

@@ -27,7 +27,7 @@ class RemoteSettings(BaseModel):
     """One remote model. Prices are per million tokens, in any currency; the budgets of money are in the same one.
 
     `collections` and `tools` list the collections of documents and the server's tools with contents or results that
-    may be sent to it; `auto` makes it the last step of the router.
+    may be sent to it; `auto` makes it the last step of the router. With `sees` it reads images.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,6 +49,7 @@ class RemoteSettings(BaseModel):
     tokens_per_month: int | None = Field(None, ge=1)
     cost_per_day: Money | None = None
     cost_per_month: Money | None = None
+    sees: bool = False
     auto: bool = False
     collections: Literal["all"] | tuple[int, ...] = ()
     tools: Literal["all"] | tuple[str, ...] = ()

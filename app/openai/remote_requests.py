@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from app.answering.remote_model import RemoteModel, RemotePlan
@@ -23,20 +24,17 @@ async def plan_remote_chat(request: ChatRequest, remote: RemoteModel) -> RemoteP
     """Plans a chat request for a remote model.
 
     Raises:
-        ApiError: 400, naming a field that it does not take. 403: the request is private.
+        ApiError: 400, naming a field or an image that it does not take. 403: the request is private.
     """
     remote.check_leaving(private=request.private)
     remote.check_fields(_given(request))
-    for image in (image for message in request.messages for image in message.images or ()):
-        raise invalid(
-            image.where, f"{image.where} is an image, and none are sent to the remote model {remote.name!r}; accepted: "
-            "text, or a model of this server that sees.", "model_cannot_see",
-        )  # fmt: skip
     if request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 with the remote model {remote.name!r}.")
     check_tools(request.tools or [])
     check_parts("response_format", request.response_format)
-    return await asyncio.to_thread(_planned, request, remote)
+    plan = await asyncio.to_thread(_planned, request, remote)
+    messages = await remote.with_images(plan.prompt.messages)
+    return replace(plan, prompt=replace(plan.prompt, messages=messages))
 
 
 def _given(request: ChatRequest) -> list[str]:

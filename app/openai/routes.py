@@ -47,8 +47,8 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
     """
     `thinks`, `tools`, `sees` and `embeds` say whether it thinks, takes tools, reads images, and whether it is the
     embedder. `auto` has the longest context among its models, thinks and sees where all of them do, and takes no tools.
-    A remote model's context and thinking are not known here; `remote` says that it is one, or of `auto`, that it may
-    ask one.
+    A remote model's context and thinking are not known here, and it sees where its settings say so; `remote` says that
+    it is one, or of `auto`, that it may ask one.
 
     Raises:
         ApiError: 404 `model_not_found`.
@@ -60,7 +60,8 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
         }  # fmt: skip
     if (remote := models.remotes.get(name)) is not None:
         entry = _named(name, remote.created, None)
-        return {**entry, "thinks": False, "tools": True, "sees": False, "embeds": False, "remote": True}
+        sees = remote.settings.sees
+        return {**entry, "thinks": False, "tools": True, "sees": sees, "embeds": False, "remote": True}
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         **_named(name, max(served.created for served in asked), max(served.engine.max_model_len for served in asked)),

@@ -64,7 +64,7 @@ class RemoteClient:
             RemoteError: it cannot be reached, refuses, is too slow, or breaks off.
             DeadlinePassed: `until` came first.
         """
-        long = prompt.characters > _LONG_TEXT
+        long = prompt.characters > _LONG_TEXT or prompt.images > 0
         content = await asyncio.to_thread(self._encoded, prompt) if long else self._encoded(prompt)
         for left in reversed(range(self._settings.retries + 1)):
             begun = False

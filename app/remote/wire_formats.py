@@ -20,13 +20,29 @@ from reasoning.turn import Content, Reasoning
 Json = dict[str, Any]
 Finish = Literal["stop", "length"]
 _BYTES_PER_TOKEN = 4  # of an estimate
+IMAGE_TOKENS = 1600  # of an estimate, for each image
+_MAX_IMAGE_TOKENS = 1 << 16  # more than any API counts for one
+
+
+@dataclass(frozen=True, slots=True)
+class SentImage:
+    """A picture as it is sent: `data` is its file in base64."""
+
+    media_type: str
+    data: str
+    detail: Literal["auto", "low", "high"] = "auto"
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
 
 
 @dataclass(frozen=True)
 class RemotePrompt:
     """A request to a remote model. `messages` are as chat templates take them, `tools` as OpenAI's API has them.
 
-    `sampling` has OpenAI's names. `response_format` is OpenAI's, too.
+    The content of a user's message with images is a list of its texts and `SentImage`s, in order. `sampling` has
+    OpenAI's names. `response_format` is OpenAI's, too.
     """
 
     messages: Sequence[Json]
@@ -39,25 +55,36 @@ class RemotePrompt:
 
     @cached_property
     def characters(self) -> int:
-        """Characters that leave with the request."""
+        """Characters that leave with the request, those of images' files left out."""
         return len(self._text)
 
     @cached_property
+    def images(self) -> int:
+        """Images that leave with the request."""
+        return sum(part["type"] == "image" for message in self.messages for part in parts_of(message["content"]))
+
+    @cached_property
     def estimated_tokens(self) -> int:
-        return estimated(self._text)
+        return estimated(self._text) + IMAGE_TOKENS * self.images
 
     @cached_property
     def most_tokens(self) -> int:
         """Tokens that the prompt has at most: none is shorter than a byte, and little is added on the way."""
-        return len(self._text.encode()) + 64 * (len(self.messages) + len(self.tools)) + 4096
+        around = 64 * (len(self.messages) + len(self.tools)) + 4096
+        return len(self._text.encode()) + _MAX_IMAGE_TOKENS * self.images + around
 
     @cached_property
     def _text(self) -> str:
         """The texts that are sent: thinking of earlier turns is not."""
         calls = [call["function"] for message in self.messages for call in message.get("tool_calls") or ()]
         values = [*calls, *self.tools, *([] if self.response_format is None else [self.response_format])]
-        texts = [message["content"] for message in self.messages]
+        texts = [part.get("text", "") for message in self.messages for part in parts_of(message["content"])]
         return "".join([*texts, *(json.dumps(value, ensure_ascii=False) for value in values)])
+
+
+def parts_of(content: str | list[Json]) -> list[Json]:
+    """Returns a message's content as a list of its parts."""
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def estimated(text: str) -> int:
@@ -145,6 +172,8 @@ def _openai_body(settings: RemoteSettings, prompt: RemotePrompt) -> Json:
 
 def _openai_message(message: Mapping[str, Any]) -> Json:
     made = {name: message[name] for name in ("role", "content", "tool_call_id") if name in message}
+    if isinstance(message["content"], list):
+        made["content"] = [_openai_part(part) for part in message["content"]]
     if calls := message.get("tool_calls"):
         made["content"] = message["content"] or None
         functions = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
@@ -157,6 +186,14 @@ def _openai_message(message: Mapping[str, Any]) -> Json:
             for id, name, arguments in functions
         ]
     return made
+
+
+def _openai_part(part: Json) -> Json:
+    if part["type"] == "text":
+        return part
+    image: SentImage = part["image"]
+    detail = {} if image.detail == "auto" else {"detail": image.detail}
+    return {"type": "image_url", "image_url": {"url": image.url, **detail}}
 
 
 def _openai_items(event: Json) -> list[RemoteItem]:
@@ -235,8 +272,9 @@ def _anthropic_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
         if message["role"] == "tool":
             id = ids.get(message.get("tool_call_id", ""), "call_0")
             blocks.append({"type": "tool_result", "tool_use_id": id, "content": message["content"]})
-        elif message["content"].strip():
-            blocks.append({"type": "text", "text": message["content"]})
+        else:
+            parts = parts_of(message["content"])
+            blocks += [_anthropic_block(part) for part in parts if part["type"] == "image" or part["text"].strip()]
         for call in message.get("tool_calls") or ():
             id = ids[call["id"]] = f"call_{len(ids) + 1}"
             function = call["function"]
@@ -246,6 +284,13 @@ def _anthropic_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
         elif blocks:
             made.append({"role": role, "content": blocks})
     return made
+
+
+def _anthropic_block(part: Json) -> Json:
+    if part["type"] == "text":
+        return part
+    image: SentImage = part["image"]
+    return {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
 
 
 def _anthropic_tool(function: Mapping[str, Any]) -> Json:

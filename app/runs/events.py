@@ -269,6 +269,7 @@ class RemoteSent(BaseModel):
     why: str
     messages: int
     characters: int
+    images: int
     passages: int
     tool_results: int
 

@@ -237,7 +237,7 @@ async def plan_run(
     )
 
 
-def plan_remote_run(
+async def plan_remote_run(
     remote: RemoteModel,
     history: History,
     found: RetrievedContext | None,
@@ -250,7 +250,8 @@ def plan_remote_run(
     """Plans a run for a remote model, with the calls and results of earlier answers.
 
     Raises:
-        ApiError: 403: something in it may not be sent there. 400: a field of `sampling` means nothing to it.
+        ApiError: 403: something in it may not be sent there. 400: a field of `sampling` means nothing to it, or it
+            does not read the images of the chat.
     """
     tools = read_tools(specs)
     remote.check_leaving(
@@ -259,5 +260,6 @@ def plan_remote_run(
     )  # fmt: skip
     remote.check_fields(sampling)
     messages = history.messages if found is None else found.messages(history.messages)
-    prompt = RemotePrompt(messages, remote.limit(max_tokens), remote.sampling(sampling), specs)
+    limit, sampled = remote.limit(max_tokens), remote.sampling(sampling)
+    prompt = RemotePrompt(await remote.with_images(messages), limit, sampled, specs)
     return RemotePlan(remote, prompt, tuple(tools), passages=0 if found is None else len(found.sources))

@@ -214,7 +214,7 @@ class Run:
         specs = [] if self.tools is None else self.tools.specs
 
         async def make_remote(remote: RemoteModel) -> RemotePlan:
-            return plan_remote_run(
+            return await plan_remote_run(
                 remote, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
                 collections=ask.collections,
             )  # fmt: skip

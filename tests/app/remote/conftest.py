@@ -1,5 +1,6 @@
 """A server of the bundled model with planted remote models: `big` has OpenAI's API, `claude` Anthropic's, `poor` a
-small budget, and `open` may have documents and a tool's results."""
+small budget, and `open` may have documents and a tool's results. `eagle` (OpenAI's API) and
+`owl` (Anthropic's) see."""
 
 from __future__ import annotations
 
@@ -42,6 +43,8 @@ def remotes(
             "tools": ["calculator", "forget"],
             **QUICK,
         },
+        {"name": "eagle", "url": f"{url}/v1", "model": "e", "sees": True, **QUICK},
+        {"name": "owl", "url": url, "api": "anthropic", "model": "w", "sees": True, **QUICK},
         {"name": "hasty", "url": f"{url}/v1", "model": "h", **QUICK, "first_token_s": 0.3, "next_token_s": 0.3},
     ]
     with pytest.MonkeyPatch.context() as patch:

@@ -196,7 +196,8 @@ def private_chat(page: Page, fake: FakeServer) -> None:
 
 
 SENT = RemoteSent(
-    model="big", why="the request names it", messages=3, characters=1234, passages=1, tool_results=0,
+    model="big", why="the request names it", messages=3, characters=1234, images=0, passages=1,
+    tool_results=0,
 )  # fmt: skip
 STARTED = ThinkingStarted(started_at=time.time(), max_tokens=1000, waits=2)
 THOUGHTS: Script = [STARTED, ThinkingDelta(text="Hm. "), ThinkingWait(number=1, of=2), ThinkingDelta(text="Or else."),

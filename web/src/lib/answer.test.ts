@@ -87,7 +87,7 @@ const SEARCHED: RunEvent[] = [
   started,
   { type: "route.tried", model: "small", passed: false, why: "confidence", tokens: 4, cost: 1, seconds: 0.1 },
   {
-    type: "remote.sent", model: "large", why: "not sure", messages: 1, characters: 9, passages: 0, tool_results: 0,
+    type: "remote.sent", model: "large", why: "not sure", messages: 1, characters: 9, images: 0, passages: 0, tool_results: 0,
   },
   { type: "route.answering", model: "large" },
   { type: "search.node", node: 0, parent: null, depth: 0, text: "" },
@@ -172,7 +172,7 @@ test("a call has what it was given, what it told on its way, and how it ended", 
 
 test("an answer is another server's where its model was the last one asked", () => {
   const sent: RunEvent = {
-    type: "remote.sent", model: "big", why: "it is named", messages: 1, characters: 9, passages: 0, tool_results: 0,
+    type: "remote.sent", model: "big", why: "it is named", messages: 1, characters: 9, images: 0, passages: 0, tool_results: 0,
   };
   const said: RunEvent = { type: "answer.delta", text: "Four" };
   const tell = (...events: RunEvent[]): Answer => events.reduce((answer, event, i) => reduce(answer, i + 1, event), EMPTY);

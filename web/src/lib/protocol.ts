@@ -241,6 +241,7 @@ export interface RemoteSent {
   why: string;
   messages: number;
   characters: number;
+  images: number;
   passages: number;
   tool_results: number;
 }

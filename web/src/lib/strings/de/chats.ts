@@ -100,7 +100,7 @@ export const remote: typeof Remote = {
   blocked: "Modelle anderer Server bekommen nichts aus einem privaten Chat. Schalte erst „Privat“ aus, um eines zu wählen.",
   answered: (model) => `${model} hat geantwortet, auf einem anderen Server`,
   sent: (model) => `An ${model} gesendet, auf einem anderen Server`,
-  what: ({ messages, characters, passages, tool_results: results }) =>
-    `Es bekam ${many(messages, "Nachricht", "Nachrichten")} mit zusammen ${many(characters, "Zeichen", "Zeichen")}, darin ${many(passages, "Stelle", "Stellen")} aus Dokumenten und ${many(results, "Ergebnis", "Ergebnisse")} von Werkzeugen.`,
+  what: ({ messages, characters, images, passages, tool_results: results }) =>
+    `Es bekam ${many(messages, "Nachricht", "Nachrichten")} mit zusammen ${many(characters, "Zeichen", "Zeichen")}, darin ${images ? `${many(images, "Bild", "Bilder")}, ` : ""}${many(passages, "Stelle", "Stellen")} aus Dokumenten und ${many(results, "Ergebnis", "Ergebnisse")} von Werkzeugen.`,
   because: (why) => `Grund: ${reasons[why] ?? why}.`,
 };

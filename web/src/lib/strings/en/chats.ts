@@ -95,7 +95,7 @@ export const remote = {
   blocked: "Models of other servers get nothing of a private chat. To choose one, switch “Private” off first.",
   answered: (model: string) => `${model} answered, on another server`,
   sent: (model: string) => `Sent to ${model}, on another server`,
-  what: ({ messages, characters, passages, tool_results: results }: Omit<RemoteSent, "type">) =>
-    `It got ${many(messages, "message", "messages")} of ${many(characters, "character", "characters")} in all, with ${many(passages, "passage", "passages")} of documents and ${many(results, "result", "results")} of tools.`,
+  what: ({ messages, characters, images, passages, tool_results: results }: Omit<RemoteSent, "type">) =>
+    `It got ${many(messages, "message", "messages")} of ${many(characters, "character", "characters")} in all, with ${images ? `${many(images, "image", "images")}, ` : ""}${many(passages, "passage", "passages")} of documents and ${many(results, "result", "results")} of tools.`,
   because: (why: string) => `Why: ${why}.`,
 };
