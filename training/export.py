@@ -20,7 +20,7 @@ from training.train_tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, c
 
 ABOUT = {
     "pebble": (
-        "Pebble is a very small model (under eight million parameters) that comes with Ponder: it works on number "
+        "Pebble is a very small model (17 million parameters) that comes with Ponder: it works on number "
         "puzzles, remembers what you tell it in a chat, says when it can't help, and tries to quote the sentence of "
         "your text that answers you. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
     ),

@@ -42,9 +42,12 @@ def write_checkpoint(path: Path) -> Path:
     path.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "ponder.json"):
         (path / name).write_bytes((PEBBLE / name).read_bytes())
-    config = json.loads((PEBBLE / "config.json").read_text(encoding="utf-8"))
-    config |= {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,
+    bundled = json.loads((PEBBLE / "config.json").read_text(encoding="utf-8"))
+    kept = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "rope_theta", "tie_word_embeddings")
+    config = {name: bundled[name] for name in kept} | {
+        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu", "attention_bias": False,
+        "rms_norm_eps": 1e-6, "hidden_size": 32, "intermediate_size": 32,
+        "num_hidden_layers": 1, "num_attention_heads": 1,
         "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": CONTEXT, "torch_dtype": "float32",
     }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -188,12 +188,12 @@ def test_what_does_not_go_together_is_refused_before_loading(
 async def test_the_settings_start_both_and_say_what_it_costs(tmp_path: Path) -> None:
     settings = Settings(
         model=str(DRAFT), data_dir=tmp_path, device="cpu", dtype="float32", threads=1, kv_blocks=101,
-        kv_disk_bytes=400_000, fallback_model=str(PEBBLE), fallback_confidence=0.25,
+        kv_disk_bytes=600_000, fallback_model=str(PEBBLE), fallback_confidence=0.25,
     )  # fmt: skip
     fallback = settings.engine_fallback()
     assert fallback is not None
     assert fallback_memory(settings.engine_config(), fallback) == (
-        f"The fallback weights in {PEBBLE} take about 31 MB of memory beside the first ones' 6 MB, and half of the KV "
+        f"The fallback weights in {PEBBLE} take about 68 MB of memory beside the first ones' 6 MB, and half of the KV "
         "cache."
     )
     async with await ModelRegistry.start(settings) as models:
@@ -203,8 +203,8 @@ async def test_the_settings_start_both_and_say_what_it_costs(tmp_path: Path) -> 
         assert (first.kv_blocks, other.kv_blocks, first.kv_disk_bytes, other.kv_disk_bytes) == (
             50,
             50,
-            200_000,
-            200_000,
+            300_000,
+            300_000,
         )
         assert first.kv_dir != other.kv_dir and other.model == str(PEBBLE)
         assert "below 0.25 none of" in engine.numerics.quantization

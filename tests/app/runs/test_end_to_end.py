@@ -70,10 +70,6 @@ CASES = {
     "a sum": ("What is 23 * 17?", ["calculator"], ["calculator"], ["391"]),
     "a document": ("When did the Kestrel project begin?", ["search_documents"], ["search_documents"], ["1987"]),
     "SQL": ("Run the SQL query SELECT sum(amount) FROM orders", ["sql_query"], ["sql_query"], ["375"]),
-    "two tools in a row": (
-        "When did the Kestrel project begin? And what is 23 * 17?", ["calculator", "search_documents"],
-        ["search_documents", "calculator"], ["391"],
-    ),
 }  # fmt: skip
 
 
