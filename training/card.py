@@ -50,7 +50,7 @@ with `python -m training.evaluate --model models/{name} -n {asked}`.
   reads. Guided alignment (`training/alignment.py`): a head each for labels, matching words, the words that a decision
   asks about, the source and the place of a copy has its targets in the loss. Procedural sequences
   (`training/procedural.py`) are {procedural[0]:.0%} of the tokens at first and {procedural[1]:.0%} in the end.
-- **Time**: {hours:.1f} hours on {hardware}.{remarks}
+- **Time**: {time} on {hardware}.{remarks}
 
 Remake it all with `python -m training` (`make train`).
 
@@ -93,6 +93,11 @@ def hardware(device: str, threads: int) -> str:
     names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")] if cpuinfo.exists() else []
     name = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
     return f"{threads} thread{'s' if threads > 1 else ''} of an {name}"
+
+
+def duration(seconds: float) -> str:
+    """Returns hours, or minutes of less than one, as a person says them."""
+    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
 
 
 def plot(losses: Path, out: Path, name: str) -> None:
@@ -150,7 +155,7 @@ def write(
         tokens=trainer.tokens / 1e6,
         matrix_lr=plan.matrix_lr,
         adam_lr=plan.adam_lr,
-        hours=trainer.seconds / 3600,
+        time=duration(trainer.seconds),
         hardware=hardware_name,
         longest=longest,
         positions=plan.model.max_position_embeddings,
