@@ -17,11 +17,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from app.db.chat_exchange import MAX_IMAGES
 from app.errors import invalid
 from app.remote.wire_formats import SentImage
 from engine.errors import InvalidImage
-from engine.families import FAMILIES
 from engine.multimodal.image_file import ImageLimits, read_image
 from engine.multimodal.image_input import ImageInput
 from tools.web import Fetcher, FetchError
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 LIMITS = ImageLimits(max_bytes=8 << 20)
 MAX_SENT = 32 << 20  # characters of base64 of all images that one request sends to a remote model
 AT_ONCE = 2  # images that are decoded at the same time: each takes its pixels of memory
-SEEING = tuple(each for family in FAMILIES if family.sees for each in family.architectures)
 _TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
 _QUALITIES = (95, 85, 70)  # of a JPEG; the next one where it has too many bytes
 _ACCEPTED = 'accepted: "data:image/png;base64,…" (png, jpeg, webp, gif), or an http or https address'
@@ -90,6 +87,8 @@ class RequestImages:
         Raises:
             ApiError: 400, naming the image: the model sees none, or there are too many.
         """
+        from app.db.chat_exchange import MAX_IMAGES  # SQLAlchemy comes with it, and a worker asks for no such thing
+
         places = _places(messages)
         if places:
             self.check_seeing(places, places[0]["where"], name, sees=sees)
@@ -102,7 +101,9 @@ class RequestImages:
         """Raises ApiError where there are images and the model sees none: 400, naming models that do."""
         if images and not sees:
             seeing = ", ".join(map(repr, self.seeing))
-            other = f"the model {seeing}" if self.seeing else f"a model that sees, of {', '.join(SEEING)}"
+            other = (
+                f"the model {seeing}" if self.seeing else f"a model that sees, of {', '.join(seeing_architectures())}"
+            )
             message = f"{where} has an image, and the model {name!r} reads text alone; accepted: text, or {other}."
             raise invalid(where, message, "model_cannot_see")
 
@@ -194,6 +195,13 @@ def _rewritten(data: bytes) -> SentImage:
         f"The image has {image.width} x {image.height} pixels and, as a JPEG of quality {_QUALITIES[-1]}, {length} "
         f"bytes; accepted: at most {LIMITS.max_bytes}."
     )
+
+
+def seeing_architectures() -> tuple[str, ...]:
+    """Returns the architectures here that read images."""
+    from engine.families import FAMILIES  # torch comes with it
+
+    return tuple(each for family in FAMILIES if family.sees for each in family.architectures)
 
 
 def _places(messages: Sequence[Json]) -> list[Json]:

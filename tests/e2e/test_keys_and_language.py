@@ -84,5 +84,6 @@ def test_an_answer_in_german_has_german_numbers(fake: FakeServer, new_page: NewP
     fake.play(answer("Ja."))
     page.get_by_role("textbox", name="Nachricht").fill("Ja?")
     page.keyboard.press("Enter")
+    page.get_by_role("button", name="Tempo und Größe dieser Antwort").click()
     expect(page.get_by_role("article", name="Ponder")).to_contain_text("Tokens/s")
     expect(page.get_by_role("article", name="Du")).to_have_text("Ja?")

@@ -100,7 +100,7 @@ def test_hits_are_counted_in_the_metrics(warming: Server) -> None:
 
 def test_responses_are_warmed(warming: Server, http: httpx.Client) -> None:
     asked = {"model": "default", "temperature": 0, "max_output_tokens": 300, "reasoning": {"effort": "low"}}
-    first = posted(http, "/v1/responses", {**asked, "input": "Use 4, 6, 9 and 1 to make 24. " * 3})
+    first = posted(http, "/v1/responses", {**asked, "input": "Use 5, 6 and 7 to make 18. " * 3})
     hits = settled(warming).warmed_hit_tokens
     posted(http, "/v1/responses", {**asked, "input": FURTHER, "previous_response_id": first["id"]})
     assert warming.stats().warmed_hit_tokens > hits

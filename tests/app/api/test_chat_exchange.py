@@ -61,7 +61,7 @@ def renumbered(chat: Json) -> Json:
     """With ids that count from 0, as every import gives new ones, and every field that has a default."""
     ids = {each["id"]: str(at) for at, each in enumerate(chat["messages"])} | {None: None}
     defaults: Json = {"thinking": "", "usage": None, "steps": [], "status": "completed", "error": None}
-    defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None, "grounded": False}
+    defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None, "grounded": False, "images": []}
     messages = [
         {**defaults, **each, "id": ids[each["id"]], "parent_id": ids[each["parent_id"]]} for each in chat["messages"]
     ]

@@ -117,18 +117,18 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_and_is_measured(tmp_path
     )
     process = start(*killed)
     assert process.stderr is not None
-    assert any("layer 2 of 8" in line for line in process.stderr)
+    assert any("layer 2 of 10" in line for line in process.stderr)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "killed/config.json").exists()
     assert "not empty" in start(*killed).communicate()[1]
     resumed, progress = start(*killed, "--resume").communicate()
-    assert "layer 2 of 8, was done" in progress
+    assert "layer 2 of 10, was done" in progress
     shown = [json.loads(text)["results"][0] for text in (resumed, start(*whole).communicate()[0])]
     files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("killed", "whole")]
     assert files[0] == files[1]
     assert shown[0]["kl_mean"] == shown[1]["kl_mean"] and 0 < shown[0]["kl_mean"] < 0.1
-    assert shown[0]["bytes"] < shown[0]["bytes_before"] / 2 and len(shown[0]["layers"]) == 8
+    assert shown[0]["bytes"] < shown[0]["bytes_before"] / 2 and len(shown[0]["layers"]) == 10
 
 
 @slow
@@ -136,7 +136,7 @@ def test_all_methods_are_compared(tmp_path: Path) -> None:
     shown, _ = start("--compare", "--to", "int8", "--out", str(tmp_path)).communicate()
     methods = ["rtn", "gptq", "awq", "smoothquant"]
     rows = json.loads(shown)["results"]
-    assert [row["method"] for row in rows] == methods and all(0 < row["kl_mean"] < 0.003 for row in rows)
+    assert [row["method"] for row in rows] == methods and all(0 < row["kl_mean"] < 0.01 for row in rows)
     assert {each.name for each in tmp_path.iterdir()} == {f"int8-{method}" for method in methods}
 
 

@@ -150,7 +150,7 @@ def test_parallel_calls_come_unless_forbidden(pebble: Server, pebble_http: httpx
 
 def test_every_answer_of_n_calls_by_itself(pebble_http: httpx.Client) -> None:
     reply = ask(
-        pebble_http, tools=TOOLS, tool_choice="required", n=4, temperature=1.5, seed=2, parallel_tool_calls=False,
+        pebble_http, tools=TOOLS, tool_choice="required", n=4, temperature=2, seed=2, parallel_tool_calls=False,
         max_tokens=400, **NO_THINKING,
     )  # fmt: skip
     calls = [call for choice in reply["choices"] for call in choice["message"]["tool_calls"]]

@@ -163,7 +163,7 @@ void layers(const std::string& name, bool grouped, bool convolves, int64_t windo
   const Step step{tokens, 3, table_stride, block_size, 2, slots.data(), starts.data(), contexts.data(), tables.data(),
                   of_step, states.data(), caches, coded ? of_layers : nullptr, all_slots * row / (coded ? 2 : 1),
                   of_scales, all_slots * hidden / 2};
-  ponder_layers(&model, &step);
+  ponder_layers(&model, &step, 0, model.layers);
   report(name, states);
   if (coded) report(name + "-scales", scales);
   report(name + "-first-cache", first);
