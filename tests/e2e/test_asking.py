@@ -337,8 +337,9 @@ def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None
     page.keyboard.press("Shift+Tab")
     expect(control(page, "Thinking")).to_be_focused()
     box.focus()
-    page.keyboard.press("Shift+Tab")
-    expect(page.get_by_role("button", name="Add files")).to_be_focused()
+    for name in ("Show a picture", "Add files"):
+        page.keyboard.press("Shift+Tab")
+        expect(page.get_by_role("button", name=name)).to_be_focused()
     page.keyboard.press("Shift+Tab")
     expect(reset(page)).to_be_focused()
     page.keyboard.press("Enter")
