@@ -18,7 +18,7 @@ from engine.model.tokenizer import Tokenizer
 from tests.app.cli.test_cli import ROOT, clean_environment
 from tests.tiny import write_checkpoint
 
-PEBBLE = ROOT / "models/pebble"
+PEBBLE, DRAFT = ROOT / "models/pebble", ROOT / "models/pebble-draft"
 PROSE = ROOT / "docs/design.md"
 
 slow = pytest.mark.slow
@@ -99,9 +99,9 @@ def test_options_that_do_not_go_together_are_refused(options: list[str], words: 
     assert shown.exit_code in (1, 2) and all(word in shown.output for word in words), shown.output
 
 
-def start(*options: str) -> subprocess.Popen[str]:
-    """Begins `ponder quantize` on the bundled model and few texts. One thread: a busy machine's others would wait."""
-    command = [sys.executable, "-m", "app.cli", "quantize", str(PEBBLE), "--text", str(PROSE), *options]
+def start(*options: str, model: Path = PEBBLE) -> subprocess.Popen[str]:
+    """Begins `ponder quantize` on a bundled model and few texts. One thread: a busy machine's others would wait."""
+    command = [sys.executable, "-m", "app.cli", "quantize", str(model), "--text", str(PROSE), *options]
     env = clean_environment(OMP_NUM_THREADS="1")
     return subprocess.Popen(
         [*command, "--samples", "20", "--length", "128", "--json"], env=env, stdout=subprocess.PIPE,
@@ -133,10 +133,10 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_and_is_measured(tmp_path
 
 @slow
 def test_all_methods_are_compared(tmp_path: Path) -> None:
-    shown, _ = start("--compare", "--to", "int8", "--out", str(tmp_path)).communicate()
+    shown, _ = start("--compare", "--to", "int8", "--out", str(tmp_path), model=DRAFT).communicate()
     methods = ["rtn", "gptq", "awq", "smoothquant"]
     rows = json.loads(shown)["results"]
-    assert [row["method"] for row in rows] == methods and all(0 < row["kl_mean"] < 0.01 for row in rows)
+    assert [row["method"] for row in rows] == methods and all(0 < row["kl_mean"] < 0.003 for row in rows)
     assert {each.name for each in tmp_path.iterdir()} == {f"int8-{method}" for method in methods}
 
 

@@ -64,7 +64,7 @@ def test_the_twin_is_the_models_norm() -> None:
     torch.testing.assert_close(norm.add_and_norm_torch(x, None, Norm(weight, 1e-3)), RMSNorm(weight, 1e-3)(x))
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])  # relu2 has no gate
+@pytest.mark.parametrize("kind", [kind for kind in ACTIVATIONS if kind != "relu2"])  # of MLPs without a gate
 @few
 @given(tokens=st.integers(1, 4), width=st.sampled_from([1, 33, 1024, 1500]), dtype=dtypes, seed=st.integers(0, 99))
 def test_gates(kind: Activation, device: str, tokens: int, width: int, dtype: torch.dtype, seed: int) -> None:
