@@ -276,8 +276,8 @@ class Reader:
                 yield _batches(ahead.popleft())
 
 
-# Tokens and spans in 16 bits: a tensor would take a file descriptor of each process, and int64 six times the bytes.
-_Arrays = tuple[NDArray[np.int16], NDArray[np.float32], NDArray[np.int16]]
+# A tensor would take a file descriptor of each process. Positions are below `MAX_LENGTH`.
+_Arrays = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int16]]
 _of_worker: list[Reader] = []
 
 
@@ -289,7 +289,7 @@ def _start_worker(reader: Reader) -> None:
 def _read_in_worker(step: int) -> list[_Arrays]:
     made = _of_worker[0].at(step)
     return [
-        (batch.tokens.numpy().astype(np.int16), batch.weights.numpy(), batch.spans.numpy().astype(np.int16))
+        (batch.tokens.numpy().astype(np.int32), batch.weights.numpy(), batch.spans.numpy().astype(np.int16))
         for batch in made
     ]
 

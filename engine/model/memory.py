@@ -35,7 +35,8 @@ def weight_bytes(path: Path, dtype: torch.dtype) -> int:
     if is_gguf(path) or quantization_of(path) is not None:
         return open_weights(path).parameters() * dtype.itemsize  # quantised ones are dequantised at load
     json = read_json(path / "config.json")
-    stored = 4 if "float32" in (json.get("dtype"), json.get("torch_dtype")) else 2  # bytes of a number
+    kinds = [each.get(name) for each in (json, json.get("text_config") or {}) for name in ("dtype", "torch_dtype")]
+    stored = 4 if "float32" in kinds else 2  # bytes of a number
     return sum(file.stat().st_size for file in path.glob("*.safetensors")) * dtype.itemsize // stored
 
 
