@@ -5,8 +5,9 @@ The templates are cut down to the assistant's calls; white space, key order and 
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -144,8 +145,18 @@ def rendered(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str
 
 
 def written(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The bodies as a parser reads them: a detokenizer leaves out control tokens."""
-    return [TOKENS.without_control(body) for body in rendered(name, calls)]
+    """The bodies as a parser reads them: a detokenizer leaves out control tokens, and keeps arguments spelled alike."""
+    aliases = {control: f"~control~{at}~" for at, control in enumerate(TOKENS.control)}
+    aliased = []
+    for function, arguments in calls:
+        text = _replaced(json.dumps(arguments, ensure_ascii=False), aliases)
+        aliased.append((function, json.loads(text)))
+    meant = {alias: control for control, alias in aliases.items()}
+    return [_replaced(TOKENS.without_control(body), meant) for body in rendered(name, aliased)]
+
+
+def _replaced(text: str, names: Mapping[str, str]) -> str:
+    return re.sub("|".join(map(re.escape, names)), lambda match: names[match[0]], text)
 
 
 def joined(events: Iterable[CallEvent]) -> list[CallEvent]:
