@@ -97,7 +97,10 @@ def hardware(device: str, threads: int) -> str:
 
 def duration(seconds: float) -> str:
     """Returns hours, or minutes of less than one, as a person says them."""
-    return f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{max(1, round(seconds / 60))} minutes"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} hours"
+    minutes = max(1, round(seconds / 60))
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"
 
 
 def plot(losses: Path, out: Path, name: str) -> None:

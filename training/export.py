@@ -7,9 +7,7 @@ tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -37,7 +35,7 @@ STARTERS = (
 )
 
 
-_SAME = (
+_NAMED_ALIKE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
     "rope_theta", "max_position_embeddings",
 )  # fmt: skip
@@ -47,7 +45,7 @@ def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, 
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
-        **{name: getattr(config, name) for name in _SAME},
+        **{name: getattr(config, name) for name in _NAMED_ALIKE},
         "block_auto_adjust_ff_dim": False,
         "num_hidden_layers": len(config.layer_types),
         "layer_types": list(config.layer_types),
@@ -64,15 +62,14 @@ def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, 
     }
 
 
-def model_config(document: Mapping[str, Any]) -> ModelConfig:
-    """Returns the shape that `hugging_face_config` wrote. Raises ValueError for a model of another family."""
-    if document.get("model_type") != "lfm2":
-        raise ValueError(
-            f"This is a {document.get('model_type')} model; a run begins with the weights of an lfm2 model."
-        )
+def model_config(model: Path) -> ModelConfig:
+    """Returns the shape of a model that `export` wrote. Raises ValueError for one of another family."""
+    document = json.loads((model / "config.json").read_text("utf-8"))
+    if (kind := document.get("model_type")) != "lfm2":
+        raise ValueError(f"{model} is a {kind} model; a run begins with the weights of an lfm2 model.")
     return ModelConfig(
         layer_types=tuple(document["layer_types"]), conv_taps=document["conv_L_cache"],
-        rms_norm_eps=document["norm_eps"], **{name: document[name] for name in _SAME},
+        rms_norm_eps=document["norm_eps"], **{name: document[name] for name in _NAMED_ALIKE},
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ an H200 does five steps of the first a second.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def plan(
     shape = _SHAPES.get((name, kind), _SHAPES[name, "cpu"])
     made = _PLANS[name, kind]
     if start is not None:
-        shape = export.model_config(json.loads((start / "config.json").read_text("utf-8")))
+        shape = export.model_config(start)
         made = replace(made, ramp_steps=1, fall=0.5, matrix_lr=made.matrix_lr / 2, adam_lr=made.adam_lr / 2)
     shortened = min(1.0, (steps or made.steps) / made.steps)
     return replace(

@@ -159,6 +159,11 @@ class Needs:
     blocks: int
 
 
+def _int4_group(device: torch.device) -> int:
+    """Returns how many int4 weights share a scale there."""
+    return INT4_GROUP if device.type == "cpu" else GROUP
+
+
 def needs_of(config: EngineConfig) -> Needs:
     """Estimates it from the model's files, which are downloaded first where needed.
 
@@ -171,7 +176,7 @@ def needs_of(config: EngineConfig) -> Needs:
     dtype = find_dtype(config, device, spec)
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     return Needs(
-        loaded_bytes(path, spec, dtype, config.quantization, INT4_GROUP if device.type == "cpu" else GROUP),
+        loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device)),
         block_bytes(spec, config.block_size, dtype, config.kv_dtype),
         useful_blocks(config, length),
     )
@@ -185,7 +190,7 @@ def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.d
     """
     if device.type != "cuda" and not MEMINFO.exists():
         return
-    free, group = free_bytes(device), INT4_GROUP if device.type == "cpu" else GROUP
+    free, group = free_bytes(device), _int4_group(device)
     stored = is_gguf(path) or quantization_of(path) is not None
     if stored:  # at least: some are dequantised
         files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]

@@ -147,7 +147,12 @@ def test_the_card_says_how_it_was_made(tiny_tokenizer: Tokenizer, tmp_path: Path
     results = [evaluate.EvaluationResult("sums", "right", 40, 30, 0.6, 0.86, None)]
     card.write(trainer, results, tmp_path, "pebble", "a machine", 900)
     text = (tmp_path / "README.md").read_text("utf-8")
-    assert "6 steps of about 600 tokens" in text and "on a machine" in text and "{" not in text.partition("## How")[2]
+    assert (
+        "6 steps of about 600 tokens" in text
+        and "**Time**: 1 minute on a machine" in text
+        and "{" not in text.partition("## How")[2]
+    )
+    assert (card.duration(177), card.duration(5000)) == ("3 minutes", "1.4 hours")
     card.plot(tmp_path / "work" / "losses.jsonl", tmp_path / "loss.png", "pebble")
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
