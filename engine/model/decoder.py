@@ -28,11 +28,13 @@ from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, BatchLayout, Features, KVCache
 from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, limits_for, works_of
-from engine.model.layers import ACTIVATIONS, Expert, LatentProjections, Layer, LayerReader, clamped_swiglu, routed
+from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
+from engine.model.mlp.experts import Expert, RoutedExperts, clamped_swiglu, routed
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
+from engine.model.recurrent.short_convolution import earlier_slots, short_convolution
 from engine.model.recurrent.states import RecurrentPlan
 from engine.model.rope import Rotation, rotate_
 
@@ -228,7 +230,7 @@ class Decoder:
         caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
         states = iter(() if kv.states is None else kv.states.layers())
         recurrent = self._recurrent_plan(batch) if spec.recurrent_layers else None
-        earlier = _earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
+        earlier = earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for layer in layers:
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
@@ -239,7 +241,8 @@ class Decoder:
             if layer.taps is not None:
                 cache = next(caches)
                 assert isinstance(cache, Tensor) and earlier is not None, "see KVCache.of"
-                self._short_convolution(layer, layer.taps, x, normed, cache, batch.slots, *earlier)
+                convolved = short_convolution(layer.qkv(normed), layer.taps, cache, batch.slots, *earlier)
+                x.add_(layer.o(convolved), alpha=spec.residual_multiplier)
             elif layer.latent is not None:
                 cache = next(caches)
                 assert isinstance(cache, Tensor), "see KVCache.of"
@@ -341,33 +344,9 @@ class Decoder:
         )
         x.add_(layer.o(attended.flatten(1)), alpha=self.spec.residual_multiplier)
 
-    def _short_convolution(
-        self,
-        layer: Layer,
-        taps: Tensor,
-        x: Tensor,
-        normed: Tensor,
-        cache: Tensor,
-        slots: Tensor,
-        earlier: Tensor,
-        there: Tensor,
-    ) -> None:
-        """Adds the layer's gated short convolution (LFM2, Liquid AI 2025) over `normed` to `x`, in place.
-
-        `cache` is (2, blocks, block_size, 1, hidden / 2). `earlier` (tokens, taps - 1) are the slots of the tokens
-        before each one, the nearest last; `there` (the same shape, 1) is 0 where the sequence had not begun.
-        """
-        gate_in, gate_out, values = layer.qkv(normed).chunk(3, dim=-1)
-        product = gate_in * values
-        kept = cache.view(2, -1, cache.shape[-1])
-        kept.index_copy_(1, slots, product.unflatten(1, (2, -1)).transpose(0, 1))
-        before = kept[:, earlier].permute(1, 2, 0, 3).flatten(2)  # (tokens, taps - 1, hidden)
-        mixed = (before.float() * there * taps[:-1]).sum(1).addcmul_(product.float(), taps[-1])
-        x.add_(layer.o(gate_out * mixed.to(x.dtype)), alpha=self.spec.residual_multiplier)
-
     def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
         """Adds the layer's MLP, gated (Shazeer 2020) or not, over `normed` to `x`, in place."""
-        out = self._gated(normed, layer) if layer.router is None else self._mixture(layer, layer.router, normed)
+        out = self._gated(normed, layer) if layer.mixture is None else self._mixture(layer.mixture, normed)
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier * self.spec.mlp_multiplier)
@@ -385,27 +364,28 @@ class Decoder:
             gate = gate * self.spec.gate_multiplier
         return mlp.down(self._activation(gate).mul_(up))
 
-    def _mixture(self, layer: Layer, router: Tensor, x: Tensor) -> Tensor:
+    def _mixture(self, mixture: RoutedExperts, x: Tensor) -> Tensor:
         """Returns the weighted sum of each token's experts, and the shared one's output, (tokens, hidden).
 
         Each expert that a token chose is run once, for all its tokens; sums are in float32 and in the experts' order,
         so they do not depend on the batch.
         """
         experts = self.spec.experts
-        assert experts is not None, "it has a router"
-        weights, chosen = routed(experts, F.linear(x.float(), router, layer.router_bias), layer.selection_bias)
+        assert experts is not None, "the layer has experts"
+        logits = F.linear(x.float(), mixture.router, mixture.router_bias)
+        weights, chosen = routed(experts, logits, mixture.selection_bias)
         order = chosen.flatten().argsort(stable=True)
         tokens, weights = order // experts.per_token, weights.flatten()[order]
-        counts, every = chosen.flatten().bincount(minlength=experts.count), layer.experts
-        if layer.shared is not None:
-            every, counts = (*every, layer.shared), F.pad(counts, (0, 1), value=len(x))
+        counts, every = chosen.flatten().bincount(minlength=experts.count), mixture.experts
+        if mixture.shared is not None:
+            every, counts = (*every, mixture.shared), F.pad(counts, (0, 1), value=len(x))
             tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
             gates = torch.ones(len(x), device=x.device)
-            if layer.shared_gate is not None:
-                gates = F.linear(x.float(), layer.shared_gate).sigmoid()[:, 0]
+            if mixture.shared_gate is not None:
+                gates = F.linear(x.float(), mixture.shared_gate).sigmoid()[:, 0]
             weights = torch.cat([weights, gates])
-        if layer.run_experts is not None:
-            return layer.run_experts(x, counts, tokens, weights).to(x.dtype)
+        if mixture.run is not None:
+            return mixture.run(x, counts, tokens, weights).to(x.dtype)
         out, first = torch.zeros(x.shape, device=x.device), 0
         for expert, count in zip(every, counts.tolist(), strict=True):
             rows = 1 if self._deterministic else max(1, count)  # torch's sums depend on the number of rows
@@ -414,17 +394,6 @@ class Decoder:
                 out.index_add_(0, of, self._gated(x[of], expert).float().mul_(weights[at : at + rows, None]))
             first += count
         return out.to(x.dtype)
-
-
-def _earlier_slots(batch: Batch, block_size: int, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the slots of the `count` tokens before each one, the nearest last, (tokens, count), and which there are,
-    (tokens, count, 1)."""
-    starts = torch.tensor(batch.query_starts, device=batch.positions.device)
-    rows = torch.repeat_interleave(torch.arange(len(starts) - 1, device=starts.device), starts.diff())
-    positions = batch.positions[:, None] - torch.arange(count, 0, -1, device=starts.device)
-    known = positions.clamp(min=0)
-    slots = batch.block_tables[rows[:, None], known // block_size] * block_size + known % block_size
-    return slots, (positions >= 0).unsqueeze(-1)
 
 
 def _packing(

@@ -16,10 +16,9 @@ from torch.nn import functional as F
 from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing, native_bf16
 from engine.model.loader import Weights
+from engine.model.mlp.experts import RoutedExperts, read_mixture
 from engine.model.model_spec import (
     Activation,
-    ClampedSwiGLU,
-    Experts,
     GatedDelta,
     Latent,
     ModelSpec,
@@ -40,29 +39,6 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu2": lambda x: F.relu(x).square(),
 }
-
-
-def clamped_swiglu(gate: Tensor, up: Tensor, by: ClampedSwiGLU) -> Tensor:
-    """Returns the gated values, (tokens, intermediate), of halves of that shape."""
-    gate, up = gate.clamp(max=by.limit), up.clamp(-by.limit, by.limit)
-    return torch.sigmoid(gate * by.alpha).mul_(gate).mul_(up + 1)
-
-
-def routed(experts: Experts, logits: Tensor, selection_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Returns weights and numbers of each token's experts, (tokens, per_token), of the router's `logits` (tokens,
-    experts) float32."""
-    scores = logits.sigmoid() if experts.scores == "sigmoid" else logits.softmax(-1)
-    ranked = scores if selection_bias is None else scores + selection_bias
-    if experts.groups is not None:
-        grouped = ranked.unflatten(1, (experts.groups.count, -1))
-        best = grouped.topk(experts.groups.summed).values.sum(-1).topk(experts.groups.per_token).indices
-        hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
-        ranked = grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(1)
-    chosen = ranked.topk(experts.per_token).indices
-    weights = scores.gather(1, chosen)
-    if experts.normalised:
-        weights = weights / (weights.sum(-1, keepdim=True) + experts.min_weight)
-    return weights * experts.scaling if experts.scaling != 1.0 else weights, chosen
 
 
 class RMSNorm:
@@ -102,14 +78,6 @@ class LayerNorm(RMSNorm):
 
 
 NORMS: dict[NormKind, type[RMSNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
-
-
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """An MLP of a mixture."""
-
-    gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
-    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +129,7 @@ class Layer:
     latent: LatentProjections | None = None
     taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
     sinks: Tensor | None = None  # (heads,) float32
-    router: Tensor | None = None  # (experts, hidden) float32, of a mixture
-    router_bias: Tensor | None = None  # (experts,) float32
-    selection_bias: Tensor | None = None  # (experts,) float32
-    experts: tuple[Expert, ...] = ()
-    shared: Expert | None = None  # runs beside the experts
-    run_experts: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
-    shared_gate: Tensor | None = None  # (1, hidden) float32
+    mixture: RoutedExperts | None = None  # in the place of the MLP
     recurrent: Recurrent | None = None
     attends: bool = True
     has_mlp: bool = True  # or experts
@@ -185,8 +147,9 @@ class LayerReader:
         device: torch.device,
         packing: Packing,
     ) -> None:
+        self.packing = packing
         self._spec, self._names, self._weights = spec, names, weights
-        self._dtype, self._device, self._packing = dtype, device, packing
+        self._dtype, self._device = dtype, device
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Reads one tensor of the checkpoint. Raises CheckpointError: missing, or of another shape or kind."""
@@ -212,7 +175,7 @@ class LayerReader:
 
     def packed(self, weight: Tensor) -> Linear:
         """Packs a weight (out, in) without a bias."""
-        return self._packing.plain(weight, None)
+        return self.packing.plain(weight, None)
 
     def layer(self, index: int) -> Layer:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
@@ -262,7 +225,7 @@ class LayerReader:
             rope=rope,
             qkv=qkv,
             o=o,
-            gate_up=self._gate_up(prefix, names.gate_up, spec.intermediate_size) if dense else _no_mlp,
+            gate_up=self.gate_up(prefix, names.gate_up, spec.intermediate_size) if dense else _no_mlp,
             down=(
                 self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
                 if dense
@@ -280,10 +243,9 @@ class LayerReader:
             recurrent=recurrent,
             attends=attends,
             has_mlp=has_mlp,
+            mixture=read_mixture(self, spec, names, prefix) if mixed else None,
         )
-        if spec.latent is not None:
-            layer = self._with_latent(layer, prefix, spec.latent)
-        return self._with_experts(layer, prefix, spec.experts) if mixed and spec.experts is not None else layer
+        return layer if spec.latent is None else self._with_latent(layer, prefix, spec.latent)
 
     def _recurrent(self, prefix: str) -> Recurrent:
         of, hidden = self._spec.recurrence, self._spec.hidden_size
@@ -327,64 +289,6 @@ class LayerReader:
             q_up=self.linear(f"{prefix}self_attn.q_b_proj", heads * width, latent.query_rank, bias=False, order=order),
         )
 
-    def _with_experts(self, layer: Layer, prefix: str, experts: Experts) -> Layer:
-        names, count, hidden = self._names, experts.count, self._spec.hidden_size
-        router, stem = f"{prefix}{names.router}", f"{prefix}{names.shared_expert}"
-        return replace(
-            layer,
-            router=self.exact(f"{router}.weight", count, hidden),
-            router_bias=self.exact(f"{router}.bias", count) if experts.router_bias else None,
-            selection_bias=self._selection_bias(prefix, count) if experts.selection_bias else None,
-            experts=self._experts(prefix, experts),
-            shared=self._expert(stem, experts.shared_size) if experts.shared_size else None,
-            shared_gate=self.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
-        )
-
-    def _selection_bias(self, prefix: str, count: int) -> Tensor:
-        shape = (1, count) if self._names.selection_bias_rows else (count,)
-        return self.exact(f"{prefix}{self._names.selection_bias}", *shape).flatten()
-
-    def _experts(self, prefix: str, experts: Experts) -> tuple[Expert, ...]:
-        names = self._names
-        if names.stacked_experts:
-            return self._stacked_experts(f"{prefix}{names.stacked_experts}", experts)
-        if names.joined_experts is not None:
-            return self._joined_experts(prefix, names.joined_experts, experts)
-        stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
-        return tuple(self._expert(stem, experts.intermediate_size) for stem in stems)
-
-    def _expert(self, stem: str, width: int) -> Expert:
-        names, spec = self._names, self._spec
-        down = self.linear(f"{stem}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
-        gated = spec.experts is not None and spec.experts.gate is None
-        return Expert(self._gate_up(stem, names.expert_gate_up, width, gated=gated), down)
-
-    def _joined_experts(self, prefix: str, names: tuple[str, str], experts: Experts) -> tuple[Expert, ...]:
-        count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
-        opened = self.tensor(f"{prefix}{names[0]}.weight", count, 2 * width, hidden)
-        closed = self.tensor(f"{prefix}{names[1]}.weight", count, hidden, width)
-        gated = self._packing.gated if experts.gate is None else self._packing.plain
-        pairs = zip(opened, closed, strict=True)
-        return tuple(Expert(gated(each.contiguous(), None), self.packed(down.contiguous())) for each, down in pairs)
-
-    def _stacked_experts(self, stem: str, experts: Experts) -> tuple[Expert, ...]:
-        count, width, hidden = experts.count, experts.intermediate_size, self._spec.hidden_size
-        opened = self.tensor(f"{stem}gate_up_proj", count, hidden, 2 * width)
-        closed = self.tensor(f"{stem}down_proj", count, width, hidden)
-        biases: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
-        if self._spec.mlp_bias:
-            of_opened = self.tensor(f"{stem}gate_up_proj_bias", count, 2 * width)
-            biases = list(zip(of_opened, self.tensor(f"{stem}down_proj_bias", count, hidden), strict=True))
-        apart = torch.arange(2 * width).view(width, 2).T.flatten()  # gate above up
-        pack = self._packing.plain
-        return tuple(
-            Expert(
-                pack(opened[index].T[apart], None if bias[0] is None else bias[0][apart]),
-                pack(closed[index].T.contiguous(), bias[1]),
-            )
-            for index, bias in enumerate(biases)
-        )
-
     def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
         if rope is None or rope.neighbours:
             return weight
@@ -400,7 +304,7 @@ class LayerReader:
         if stored is not None and (packed := self._packed(stored, added)) is not None:
             return packed
         weight = self.tensor(f"{name}.weight", rows, columns)
-        return self._packing.plain(weight if order is None else weight[order], added)
+        return self.packing.plain(weight if order is None else weight[order], added)
 
     def head(self, embedding: Tensor) -> Linear:
         """Reads the weights of the logits, which may be the embedding's, and packs them. Raises CheckpointError."""
@@ -410,7 +314,7 @@ class LayerReader:
         if stored is not None and (packed := self._packed(stored, None)) is not None:
             return packed
         weight = embedding if tied else self.tensor(name, *embedding.shape)
-        return (self._packing.head or self._packing.plain)(weight, None)
+        return (self.packing.head or self.packing.plain)(weight, None)
 
     def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
         gated = self._spec.gated_attention
@@ -432,9 +336,10 @@ class LayerReader:
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored.rows(order), added)) is not None:
             return packed
-        return self._packing.plain(self._joined(prefix, names, widths, "weight")[order], added)
+        return self.packing.plain(self._joined(prefix, names, widths, "weight")[order], added)
 
-    def _gate_up(self, prefix: str, names: tuple[str, ...], width: int, *, gated: bool = False) -> Linear:
+    def gate_up(self, prefix: str, names: tuple[str, ...], width: int, *, gated: bool = False) -> Linear:
+        """Reads and packs gate above up, or the one projection of an MLP without a gate. Raises CheckpointError."""
         whole = gated or not self._spec.torch_layers  # torch's own gates want gate above up
         widths: tuple[int, ...] = (width, width)
         if not self._spec.gated_mlp:
@@ -443,7 +348,7 @@ class LayerReader:
         stored = self._stored_parts(prefix, names, widths)
         if stored is not None and (packed := self._packed(stored, bias, gated=whole)) is not None:
             return packed
-        pack = self._packing.gated if whole else self._packing.plain
+        pack = self.packing.gated if whole else self.packing.plain
         return pack(self._joined(prefix, names, widths, "weight"), bias)
 
     def _stored_parts(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...]) -> AffineWeight | None:
@@ -455,7 +360,7 @@ class LayerReader:
     def _stored(self, parts: Sequence[tuple[str, int]], columns: int) -> AffineWeight | None:
         """Reads tensors (rows, columns), one below the other, as codes with scales; None where the checkpoint has them
         otherwise, or nothing packs them so."""
-        if self._packing.affine is None:
+        if self.packing.affine is None:
             return None
         read = list[AffineWeight]()
         for name, rows in parts:
@@ -466,8 +371,8 @@ class LayerReader:
         return AffineWeight.joined(read)
 
     def _packed(self, weight: AffineWeight, bias: Tensor | None, *, gated: bool = False) -> Linear | None:
-        assert self._packing.affine is not None
-        return self._packing.affine(weight, bias, gated)
+        assert self.packing.affine is not None
+        return self.packing.affine(weight, bias, gated)
 
     def _joined(self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], part: str) -> Tensor:
         """Reads the rows of several projections one below the other, whether the checkpoint joins them or not."""

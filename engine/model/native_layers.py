@@ -33,6 +33,7 @@ from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Packing, multiplies_int8
+from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import GatedDelta, ModelSpec, Rope
 from engine.model.quantized_weight import AffineWeight, round_to_nearest
 
@@ -134,11 +135,12 @@ def pack_affine(weight: AffineWeight, bias: Tensor | None, *, gated: bool = Fals
 class CpuExperts:
     """The experts of a layer, and its shared one, in one call."""
 
-    def __init__(self, spec: ModelSpec, layer: Layer) -> None:
+    def __init__(self, spec: ModelSpec, mixture: RoutedExperts) -> None:
         library = kernels.library()
         assert library is not None, "suits() was not asked"
         self._library = library
-        self._experts = layer.experts if layer.shared is None else (*layer.experts, layer.shared)  # they own the memory
+        shared = () if mixture.shared is None else (mixture.shared,)
+        self._experts = (*mixture.experts, *shared)  # they own the memory
         linears = ((cast(NativeLinear, each.gate_up), cast(NativeLinear, each.down)) for each in self._experts)
         structs = (ExpertStruct(gate_up.struct, down.struct) for gate_up, down in linears)
         every = (ExpertStruct * len(self._experts))(*structs)
@@ -168,7 +170,11 @@ class CpuExperts:
 
 def with_experts(spec: ModelSpec, layers: Sequence[Layer]) -> list[Layer]:
     """Returns the layers with each one's experts in one call."""
-    return [replace(layer, run_experts=CpuExperts(spec, layer)) if layer.experts else layer for layer in layers]
+    mixtures = ((layer, layer.mixture) for layer in layers)
+    return [
+        layer if mixture is None else replace(layer, mixture=replace(mixture, run=CpuExperts(spec, mixture)))
+        for layer, mixture in mixtures
+    ]
 
 
 class CpuLayers:
@@ -198,7 +204,7 @@ class CpuLayers:
         )
 
     def _struct(self, layer: Layer) -> LayerStruct:
-        linears = (layer.qkv, layer.o) if layer.experts else (layer.qkv, layer.o, layer.gate_up, layer.down)
+        linears = (layer.qkv, layer.o) if layer.mixture else (layer.qkv, layer.o, layer.gate_up, layer.down)
         weights = [cast(NativeLinear, weight).struct for weight in linears]
         weights += [WeightStruct()] * (4 - len(weights))
         norms: tuple[RMSNorm | None, ...] = (
@@ -249,10 +255,10 @@ class CpuLayers:
         )
         first, every = 0, len(self._layers)
         while first < every:
-            last = next((at + 1 for at in range(first, every) if self._layers[at].experts), every)
+            last = next((at + 1 for at in range(first, every) if self._layers[at].mixture), every)
             bounds = ctypes.c_int64(first), ctypes.c_int64(last)
             if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step), *bounds):
                 raise MemoryError("No memory for the activations of a step.")
-            if self._layers[last - 1].experts:
+            if self._layers[last - 1].mixture:
                 mixture(self._layers[last - 1], states)
             first = last

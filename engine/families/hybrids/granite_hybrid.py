@@ -85,7 +85,7 @@ def names(config: Json) -> WeightNames:
         gate_up=("shared_mlp.input_linear",),
         down="shared_mlp.output_linear",
         router="block_sparse_moe.router.layer",
-        joined_experts=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+        joined_experts=("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
         shared_expert="shared_mlp.",
         expert_gate_up=("input_linear",),
         expert_down="output_linear",

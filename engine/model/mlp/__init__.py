@@ -1,0 +1,1 @@
+"""Parts of a layer beside attention that are more than one gated MLP."""

@@ -1,0 +1,126 @@
+"""The experts of a layer (Shazeer et al. 2017): their weights, read in any layout, and the routing of tokens to them.
+
+Knows nothing of attention or of the kernels that run experts; `Decoder` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.linear import Linear, ProjectionReader
+from engine.model.model_spec import ClampedSwiGLU, Experts, ModelSpec, WeightNames
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, by: ClampedSwiGLU) -> Tensor:
+    """Returns the gated values, (tokens, intermediate), of halves of that shape."""
+    gate, up = gate.clamp(max=by.limit), up.clamp(-by.limit, by.limit)
+    return torch.sigmoid(gate * by.alpha).mul_(gate).mul_(up + 1)
+
+
+def routed(experts: Experts, logits: Tensor, selection_bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns weights and numbers of each token's experts, (tokens, per_token), of the router's `logits` (tokens,
+    experts) float32."""
+    scores = logits.sigmoid() if experts.scores == "sigmoid" else logits.softmax(-1)
+    ranked = scores if selection_bias is None else scores + selection_bias
+    if experts.groups is not None:
+        grouped = ranked.unflatten(1, (experts.groups.count, -1))
+        best = grouped.topk(experts.groups.summed).values.sum(-1).topk(experts.groups.per_token).indices
+        hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, best, False)
+        ranked = grouped.masked_fill(hidden.unsqueeze(-1), float("-inf")).flatten(1)
+    chosen = ranked.topk(experts.per_token).indices
+    weights = scores.gather(1, chosen)
+    if experts.normalised:
+        weights = weights / (weights.sum(-1, keepdim=True) + experts.min_weight)
+    return weights * experts.scaling if experts.scaling != 1.0 else weights, chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """An MLP of a mixture."""
+
+    gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The router and the experts of one layer."""
+
+    router: Tensor  # (experts, hidden) float32
+    experts: tuple[Expert, ...]
+    router_bias: Tensor | None = None  # (experts,) float32
+    selection_bias: Tensor | None = None  # (experts,) float32
+    shared: Expert | None = None  # runs beside the experts
+    shared_gate: Tensor | None = None  # (1, hidden) float32
+    run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
+
+
+def read_mixture(read: ProjectionReader, spec: ModelSpec, names: WeightNames, prefix: str) -> RoutedExperts:
+    """Reads the experts of a layer whose weights' names begin with `prefix`. Raises CheckpointError."""
+    experts, hidden = spec.experts, spec.hidden_size
+    assert experts is not None, "the layer has experts"
+    count, router = experts.count, f"{prefix}{names.router}"
+    selection_bias = None
+    if experts.selection_bias:
+        shape = (1, count) if names.selection_bias_rows else (count,)
+        selection_bias = read.exact(f"{prefix}{names.selection_bias}", *shape).flatten()
+    shared = f"{prefix}{names.shared_expert}"
+    return RoutedExperts(
+        router=read.exact(f"{router}.weight", count, hidden),
+        experts=_experts(read, spec, names, prefix, experts),
+        router_bias=read.exact(f"{router}.bias", count) if experts.router_bias else None,
+        selection_bias=selection_bias,
+        shared=_expert(read, spec, names, shared, experts.shared_size) if experts.shared_size else None,
+        shared_gate=read.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
+    )
+
+
+def _experts(
+    read: ProjectionReader, spec: ModelSpec, names: WeightNames, prefix: str, experts: Experts
+) -> tuple[Expert, ...]:
+    if names.stacked_experts:
+        return _stacked(read, spec, f"{prefix}{names.stacked_experts}", experts)
+    if names.joined_experts is not None:
+        return _joined(read, spec, prefix, names.joined_experts, experts)
+    stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
+    return tuple(_expert(read, spec, names, stem, experts.intermediate_size) for stem in stems)
+
+
+def _expert(read: ProjectionReader, spec: ModelSpec, names: WeightNames, stem: str, width: int) -> Expert:
+    down = read.linear(f"{stem}{names.expert_down}", spec.hidden_size, width, spec.mlp_bias)
+    gated = spec.experts is not None and spec.experts.gate is None
+    return Expert(read.gate_up(stem, names.expert_gate_up, width, gated=gated), down)
+
+
+def _joined(
+    read: ProjectionReader, spec: ModelSpec, prefix: str, names: tuple[str, str], experts: Experts
+) -> tuple[Expert, ...]:
+    count, width, hidden = experts.count, experts.intermediate_size, spec.hidden_size
+    opened = read.tensor(f"{prefix}{names[0]}", count, 2 * width, hidden)
+    closed = read.tensor(f"{prefix}{names[1]}", count, hidden, width)
+    gated = read.packing.gated if experts.gate is None else read.packing.plain
+    pairs = zip(opened, closed, strict=True)
+    return tuple(Expert(gated(each.contiguous(), None), read.packed(down.contiguous())) for each, down in pairs)
+
+
+def _stacked(read: ProjectionReader, spec: ModelSpec, stem: str, experts: Experts) -> tuple[Expert, ...]:
+    count, width, hidden = experts.count, experts.intermediate_size, spec.hidden_size
+    opened = read.tensor(f"{stem}gate_up_proj", count, hidden, 2 * width)
+    closed = read.tensor(f"{stem}down_proj", count, width, hidden)
+    biases: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * count
+    if spec.mlp_bias:
+        of_opened = read.tensor(f"{stem}gate_up_proj_bias", count, 2 * width)
+        biases = list(zip(of_opened, read.tensor(f"{stem}down_proj_bias", count, hidden), strict=True))
+    apart = torch.arange(2 * width).view(width, 2).T.flatten()  # gate above up
+    pack = read.packing.plain
+    return tuple(
+        Expert(
+            pack(opened[index].T[apart], None if bias[0] is None else bias[0][apart]),
+            pack(closed[index].T.contiguous(), bias[1]),
+        )
+        for index, bias in enumerate(biases)
+    )
