@@ -191,6 +191,8 @@ def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:
         why, accepted = f"the K/V of {model} are latents, which are kept in the model's number format", "auto"
     elif spec.recurrent_layers:
         why, accepted = f"{model} has recurrent layers", "auto"
+    elif spec.uneven_kv:
+        why, accepted = f"the layers of {model} differ in their keys and values", "auto"
     elif kv_dtype != "int4":
         return
     elif decoder.device.type != "cpu" or decoder.on_gpu:

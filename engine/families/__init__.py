@@ -12,6 +12,7 @@ from engine.families import (
     gemma,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     granite,
     llama,
@@ -40,6 +41,7 @@ FAMILIES = (
     falcon_h1.FAMILY,
     nemotron_h.FAMILY,
     *(llama.IDEFICS3, llama.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
+    *(gemma4.FAMILY, gemma4.WITH_VISION),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 

@@ -23,7 +23,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-ROPE_KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+ROPE_KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
 def refuse(field: str, value: object, accepted: str) -> CheckpointError:
@@ -160,6 +160,11 @@ def rope(
         raise refuse("rope_type", kind, ", ".join(ROPE_KINDS))
     base = number(parameters, "rope_theta", number(config, "rope_theta", theta))
     share = number(parameters, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0))
+    if kind == "proportional":
+        rotating = 2 * int(share * head_dim // 2)
+        if not 0 < rotating <= head_dim:
+            raise refuse("partial_rotary_factor", share, "above 0, up to 1")
+        return Rope(head_dim, base, kind, factor=number(parameters, "factor", 1.0), rotating=rotating)
     dim = int(head_dim * share)
     if share != 1.0 and (not partial or dim % 2 or not 0 < dim <= head_dim):
         raise refuse("partial_rotary_factor", share, "an even part of head_dim" if partial else "1")

@@ -76,8 +76,9 @@ class _Group:
 class AttentionPlan:
     """The grouping of one step's rows, for every window size that the model's layers use.
 
-    `kv` is the cache of all layers; `group_heads` is query heads per K/V head. `maskless` is False where every group
-    needs an explicit mask (softcapped scores).
+    `kv` is the cache of all layers; `group_heads` is query heads per K/V head. `heads` are K/V heads and their width
+    where layers differ in those, and the plan is for layers of these alone. `maskless` is False where every group needs
+    an explicit mask (softcapped scores).
     """
 
     def __init__(
@@ -87,11 +88,12 @@ class AttentionPlan:
         windows: Iterable[int | None],
         *,
         group_heads: int,
+        heads: tuple[int, ...] | None = None,
         scratch: Scratch | None = None,
         maskless: bool = True,
     ) -> None:
         self.batch = batch
-        self._cache = kv.like
+        self._cache = kv.like if heads is None else kv.like.new_empty(()).expand(*kv.like.shape[:3], *heads)
         self._in_place = kv.in_place and kv.device.type == "cpu"
         self._block_size = kv.block_size
         self._scratch = scratch or Scratch()

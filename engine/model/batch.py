@@ -7,6 +7,7 @@ changes since the last step are written. Knows rows and their sequences' tables;
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from engine.core.step import Row, Step
 from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
-from engine.model.model_spec import ModelSpec
+from engine.model.model_spec import GlobalHeads, ModelSpec
 from engine.model.recurrent.states import RecurrentStates
 from engine.multimodal.image_input import FIRST_IMAGE_ID, has_images
 
@@ -68,8 +69,9 @@ class KVCache(BlockTensors):
 
     Of a short convolution's layer, a token's place holds what later tokens mix in, in two halves of `conv_width` / 2:
     (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated
-    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. A
-    layer that does neither has no part of a block: the `states` of recurrent layers have slots of their own.
+    and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. Layers
+    with `global_heads` have a tensor of their own, too. A layer that does none of this, or reads the keys and values of
+    another one (`shared_kv`), has no part of a block: the `states` of recurrent layers have slots of their own.
     """
 
     in_place = True  # attention may read blocks in place
@@ -87,19 +89,35 @@ class KVCache(BlockTensors):
         conv_layers: tuple[int, ...] = (),
         conv_width: int = 0,
         latent: bool = False,
+        global_heads: GlobalHeads | None = None,
+        shared_kv: Mapping[int, int] | None = None,
         without_blocks: tuple[int, ...] = (),
         states: RecurrentStates | None = None,
     ) -> None:
         self.block_size = block_size
-        self._conv_layers, self._layers = conv_layers, layers
-        self._without_blocks, self.states = without_blocks, states
-        attending = layers - len(conv_layers) - len(without_blocks)
-        self.data = zeros(attending, 2 - latent, blocks, block_size, kv_heads, head_dim, dtype=dtype, device=device)
-        tensors = [self.data]
-        if conv_layers:
-            shape = (len(conv_layers), 2, blocks, block_size, 1, conv_width // 2)
-            tensors.append(zeros(*shape, dtype=dtype, device=device))
-        super().__init__(tensors)
+        self.states = states
+        shared_kv = shared_kv or {}
+        kinds = [(2 - latent, kv_heads, head_dim)]
+        kind_of = {index: 0 for index in range(layers) if index not in without_blocks}
+        others = [(conv_layers, (2, 1, conv_width // 2))]
+        if global_heads is not None:
+            others.append((global_heads.layers, (2, global_heads.kv_heads, global_heads.head_dim)))
+        for these, kind in others:
+            if these:
+                kind_of |= dict.fromkeys(these, len(kinds))
+                kinds.append(kind)
+        own: list[list[int]] = [[] for _ in kinds]
+        for index in sorted(kind_of.keys() - shared_kv.keys()):
+            own[kind_of[index]].append(index)
+        # of each layer, in order: its tensor, and its place in that
+        self._places = [(at, own[at].index(shared_kv.get(index, index))) for index, at in sorted(kind_of.items())]
+        super().__init__(
+            [
+                zeros(len(these), parts, blocks, block_size, heads, width, dtype=dtype, device=device)
+                for these, (parts, heads, width) in zip(own, kinds, strict=True)
+            ]
+        )
+        self.data = self._tensors[0]
 
     @classmethod
     def of(
@@ -123,21 +141,24 @@ class KVCache(BlockTensors):
             conv_layers=spec.conv_layers,
             conv_width=spec.hidden_size,
             latent=spec.latent is not None,
+            global_heads=spec.global_heads,
+            shared_kv=spec.shared_kv,
             without_blocks=tuple(index for index in range(spec.layers) if index not in with_blocks),
             states=RecurrentStates(spec, slots, dtype, device) if spec.recurrent_layers else None,
         )
 
     @property
     def like(self) -> Tensor:
-        """Returns a tensor of the shape of an attending layer and the dtype of the computation, of any values."""
+        """Returns a tensor of the shape of an attending layer without global heads and the dtype of the computation, of
+        any values."""
         return self.data[0] if len(self.data) else self.data.new_empty(self.data.shape[1:])
 
     def layers(self) -> list[Tensor]:
         """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values; (1, ...) of latents. A
-        convolution's has one head of half of its width. Layers that do neither are left out: see `states`."""
-        parts = [iter(part.unbind(0)) for part in self._tensors]
-        with_blocks = (index for index in range(self._layers) if index not in self._without_blocks)
-        return [next(parts[index in self._conv_layers]) for index in with_blocks]
+        convolution's has one head of half of its width. A layer that reads another one's has the same tensor. Layers
+        that do neither are left out: see `states`."""
+        parts = [part.unbind(0) for part in self._tensors]
+        return [parts[at][place] for at, place in self._places]
 
     @cached_property
     def addresses(self) -> list[int]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,12 +25,13 @@ from engine.kernels.matmul import invariant
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
 from engine.model.attention import AttentionPlan, Scratch
-from engine.model.batch import Batch, BatchLayout, Features, KVCache
-from engine.model.gpu_batch import DeviceStep, Packed, PackedModel, capacity_of, limits_for, works_of
+from engine.model.batch import Batch, Features, KVCache
+from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
 from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
 from engine.model.mlp.experts import Expert, RoutedExperts, clamped_swiglu, routed
+from engine.model.mlp.layer_inputs import LayerInputs
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
 from engine.model.recurrent.short_convolution import earlier_slots, short_convolution
@@ -76,11 +76,14 @@ class Decoder:
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._deterministic = deterministic
         self._scratch = Scratch()
-        self._windows = tuple(dict.fromkeys(spec.windows[index] for index in spec.attending_layers))
+        # by K/V heads and their width: the windows of layers with those
+        self._windows: dict[tuple[int, int], dict[int | None, None]] = {}
+        for index in spec.attending_layers:
+            self._windows.setdefault(spec.kv_shape(index), {})[spec.windows[index]] = None
         self._stepwise = deterministic
         self._rotations: dict[Rope, Rotation] = {
-            rope: Rotation(rope, spec.rotated_width, device, long_context=long_context)
-            for rope in dict.fromkeys(spec.ropes)
+            rope: Rotation(rope, width, device, long_context=long_context)
+            for rope, width in {rope: spec.rotated_width(at) for at, rope in enumerate(spec.ropes)}.items()
             if rope is not None
         }
         on_gpu = attend is attention.paged and gpu_layers.chosen(spec, dtype, device, kernels)
@@ -91,6 +94,10 @@ class Decoder:
         self._embedding = read.tensor(f"{names.root}{names.embedding}.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
+        self._inputs: LayerInputs | None = None
+        if spec.per_layer_input is not None:
+            of_layers = spec.per_layer_input, names.root, len(spec.windows)
+            self._inputs = LayerInputs.read(read, *of_layers, spec.hidden_size)
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
         if tiled and spec.experts is not None and spec.experts.gate is None and spec.gated_mlp:
             self._layers = native_layers.with_experts(spec, self._layers)
@@ -99,7 +106,8 @@ class Decoder:
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
-        self.packed_for = PackedModel(self._windows, spec.heads, spec.head_dim, limits)
+        windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
+        self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)
 
     @property
     def native(self) -> bool:
@@ -183,22 +191,9 @@ class Decoder:
             x.mul_(self._embedding_multiplier)
         return x if features is None else x.index_copy_(0, features.at, features.rows)
 
-    def _packed(self, batch: Batch, block_size: int) -> DeviceStep:
-        """Runs a batch that was not made for the kernels, from the device and back; seldom used."""
-        laid = BatchLayout(
-            batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
-            list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
-            batch.logits_at.tolist(),
-        )  # fmt: skip
-        works = works_of(laid, block_size, self.packed_for)
-        packed = Packed(capacity_of(laid, works))
-        host = np.zeros(packed.size, dtype=np.int32)
-        packed.fill(laid, works, host)
-        return packed.views(torch.from_numpy(host).to(self.device), self.packed_for)
-
     def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         if self._gpu is not None:
-            return self._run_on_gpu(self._packed(batch, kv.block_size), kv, batch.features)
+            return self._run_on_gpu(step_of(batch, kv.block_size, self.packed_for, self.device), kv, batch.features)
         x = self.embed(batch.token_ids, batch.features)
         if self._cpu is not None:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
@@ -206,7 +201,8 @@ class Decoder:
             )
             self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix)
             return x
-        self.run_layers(self._layers, x, batch, kv)
+        inputs = None if self._inputs is None else self._inputs(batch.token_ids, x)
+        self.run_layers(self._layers, x, batch, kv, inputs)
         return x
 
     def _rotations_at(self, positions: Tensor) -> tuple[dict[Rope, Tensor], dict[Rope, Tensor]]:
@@ -215,23 +211,35 @@ class Decoder:
         return rotations, {rope: self._rotations[rope].of_queries(at, positions) for rope, at in rotations.items()}
 
     @torch.inference_mode()
-    def run_layers(self, layers: Sequence[Layer], x: Tensor, batch: Batch, kv: KVCache | QuantizedCache) -> None:
-        """Runs `layers` of this model on torch, on `x` (tokens, hidden) in place; `kv` is the cache of those alone."""
+    def run_layers(
+        self,
+        layers: Sequence[Layer],
+        x: Tensor,
+        batch: Batch,
+        kv: KVCache | QuantizedCache,
+        inputs: Tensor | None = None,
+    ) -> None:
+        """Runs `layers` of this model on torch, on `x` (tokens, hidden) in place; `kv` is the cache of those alone, and
+        `inputs` (layers, tokens, size) their `LayerInputs`."""
         spec = self.spec
         rotations, of_queries = self._rotations_at(batch.positions)
-        plan = AttentionPlan(
-            batch,
-            kv,
-            self._windows,
-            group_heads=spec.heads // spec.kv_heads,
-            scratch=self._scratch,
-            maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
-        )
+        plans = {
+            heads: AttentionPlan(
+                batch,
+                kv,
+                windows,
+                group_heads=spec.heads // heads[0],
+                heads=heads,
+                scratch=self._scratch,
+                maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
+            )
+            for heads, windows in self._windows.items()
+        }
         caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
         states = iter(() if kv.states is None else kv.states.layers())
         recurrent = self._recurrent_plan(batch) if spec.recurrent_layers else None
         earlier = earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
-        for layer in layers:
+        for index, layer in enumerate(layers):
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
             turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
             if layer.recurrent is not None:
@@ -246,13 +254,18 @@ class Decoder:
             elif layer.latent is not None:
                 cache = next(caches)
                 assert isinstance(cache, Tensor), "see KVCache.of"
-                self._latent_attention(layer, layer.latent, x, normed, cache, plan, turns)
+                self._latent_attention(layer, layer.latent, x, normed, cache, plans[_heads(cache)], turns)
             elif layer.attends:
-                self._attention(layer, x, normed, next(caches), plan, turns)
+                cache = next(caches)
+                self._attention(layer, x, normed, cache, plans[_heads(cache)], turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             if layer.has_mlp:
                 self._mlp(layer, x, normed)
+            if layer.input_gate is not None and inputs is not None:
+                x.add_(layer.input_gate(x, inputs[index], self._activation))
+            if layer.scale != 1.0:
+                x.mul_(layer.scale)
 
     def _recurrent_plan(self, batch: Batch) -> RecurrentPlan:
         rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
@@ -272,12 +285,13 @@ class Decoder:
         `turns` are the rotations of queries and keys, the same tensor where they do not differ.
         """
         spec = self.spec
-        heads, kv_heads, width = spec.heads, spec.kv_heads, spec.head_dim
+        heads, kv_heads, width = spec.heads, *_heads(cache)
         joined = layer.qkv(normed)
         qkv = joined[:, : (heads + 2 * kv_heads) * width].unflatten(1, (-1, width))
         qk = qkv[:, : heads + kv_heads]
         if layer.qk_norm is not None:
-            qk.copy_(layer.qk_norm(qk))
+            heads_normed = qkv[:, : len(layer.qk_norm.weight)]
+            heads_normed.copy_(layer.qk_norm(heads_normed))
         elif layer.q_norm is not None and layer.k_norm is not None:
             q, k = joined[:, : heads * width], joined[:, heads * width : (heads + kv_heads) * width]
             q.copy_(layer.q_norm(q))
@@ -287,15 +301,16 @@ class Decoder:
         elif turns is not None:
             rotate_(qk[:, :heads], turns[0])
             rotate_(qk[:, heads:], turns[1])
-        # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
-        row, side = joined.shape[1], kv_heads * width
-        new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
         queries = qkv[:, :heads]
-        if isinstance(cache, QuantizedLayer):
-            cache.store(plan.batch.slots, new)
-            queries = cache.of_queries(queries)
-        else:
-            cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
+        if layer.has_kv:
+            # keys and values of the new tokens as (2, tokens, kv_heads, head_dim): one view instead of four
+            row, side = joined.shape[1], kv_heads * width
+            new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
+            if isinstance(cache, QuantizedLayer):
+                cache.store(plan.batch.slots, new)
+                queries = cache.of_queries(queries)
+            else:
+                cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
         attended = self._attend(
             queries,
             cache,
@@ -346,7 +361,14 @@ class Decoder:
 
     def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
         """Adds the layer's MLP, gated (Shazeer 2020) or not, over `normed` to `x`, in place."""
-        out = self._gated(normed, layer) if layer.mixture is None else self._mixture(layer.mixture, normed)
+        if layer.mixture is None:
+            out = self._gated(normed, layer)
+        elif layer.mixture.beside is None:
+            out = self._mixture(layer.mixture, normed, normed)
+        else:
+            beside = layer.mixture.beside
+            out = beside.mlp_post_norm(self._gated(normed, layer))
+            out.add_(beside.post_norm(self._mixture(layer.mixture, beside.pre_norm(x), beside.router_norm(x.float()))))
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier * self.spec.mlp_multiplier)
@@ -364,16 +386,20 @@ class Decoder:
             gate = gate * self.spec.gate_multiplier
         return mlp.down(self._activation(gate).mul_(up))
 
-    def _mixture(self, mixture: RoutedExperts, x: Tensor) -> Tensor:
+    def _mixture(self, mixture: RoutedExperts, x: Tensor, seen: Tensor) -> Tensor:
         """Returns the weighted sum of each token's experts, and the shared one's output, (tokens, hidden).
+
+        `seen` is the router's input, of that shape too.
 
         Each expert that a token chose is run once, for all its tokens; sums are in float32 and in the experts' order,
         so they do not depend on the batch.
         """
         experts = self.spec.experts
         assert experts is not None, "the layer has experts"
-        logits = F.linear(x.float(), mixture.router, mixture.router_bias)
+        logits = F.linear(seen.float(), mixture.router, mixture.router_bias)
         weights, chosen = routed(experts, logits, mixture.selection_bias)
+        if mixture.weight_scales is not None:
+            weights = weights * mixture.weight_scales[chosen]
         order = chosen.flatten().argsort(stable=True)
         tokens, weights = order // experts.per_token, weights.flatten()[order]
         counts, every = chosen.flatten().bincount(minlength=experts.count), mixture.experts
@@ -394,6 +420,11 @@ class Decoder:
                 out.index_add_(0, of, self._gated(x[of], expert).float().mul_(weights[at : at + rows, None]))
             first += count
         return out.to(x.dtype)
+
+
+def _heads(cache: Tensor | QuantizedLayer) -> tuple[int, int]:
+    """Returns the K/V heads of a layer and their width."""
+    return cache.shape[3], cache.shape[4]
 
 
 def _packing(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.kernels.attention import Pieces
 from engine.kernels.work import COLUMNS, AttentionWork, Rows, WorkLimits, cut, grown
-from engine.model.batch import BatchLayout
+from engine.model.batch import Batch, BatchLayout
 from engine.model.model_spec import ModelSpec
 
 Ints = NDArray[np.int32]
@@ -194,6 +194,20 @@ class Packed:
                 model.limits.large_tile,
             )
         return DeviceStep(views[0], views[1], views[2], views[3], pieces)
+
+
+def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.device) -> DeviceStep:
+    """Packs a batch that was not made for the kernels, from the device and back; seldom used."""
+    laid = BatchLayout(
+        batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
+        list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
+        batch.logits_at.tolist(),
+    )  # fmt: skip
+    works = works_of(laid, block_size, model)
+    packed = Packed(capacity_of(laid, works))
+    host = np.zeros(packed.size, dtype=np.int32)
+    packed.fill(laid, works, host)
+    return packed.views(torch.from_numpy(host).to(device), model)
 
 
 def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) -> WorkLimits:

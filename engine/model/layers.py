@@ -17,6 +17,7 @@ from engine.errors import CheckpointError
 from engine.model.linear import Linear, Packing, native_bf16
 from engine.model.loader import Weights
 from engine.model.mlp.experts import RoutedExperts, read_mixture
+from engine.model.mlp.layer_inputs import InputGate
 from engine.model.model_spec import (
     Activation,
     GatedDelta,
@@ -114,7 +115,9 @@ class Layer:
 
     window: int | None
     rope: Rope | None
-    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, and heads * head_dim more where attention is gated
+    # hidden -> (heads + 2 * kv_heads) * head_dim, heads * head_dim more where attention is gated, or, without `has_kv`,
+    # the queries alone
+    qkv: Linear
     o: Linear
     gate_up: Linear  # hidden -> 2 * intermediate, or intermediate without a gate
     down: Linear
@@ -122,14 +125,17 @@ class Layer:
     attention_post_norm: RMSNorm | None
     mlp_pre_norm: RMSNorm | None
     mlp_post_norm: RMSNorm | None
-    qk_norm: RMSNorm | None  # per head, over queries and keys at once
+    qk_norm: RMSNorm | None  # per head, over queries and keys at once, and values where these are normalised
     q_norm: RMSNorm | None  # over the whole projection
     k_norm: RMSNorm | None
     q_up: Linear | None = None  # latent of the queries -> queries
     latent: LatentProjections | None = None
     taps: Tensor | None = None  # (taps, hidden) float32, the current token's last: of a short convolution
     sinks: Tensor | None = None  # (heads,) float32
-    mixture: RoutedExperts | None = None  # in the place of the MLP
+    mixture: RoutedExperts | None = None  # in the place of the MLP, or beside it
+    has_kv: bool = True  # else it attends to the keys and values of an earlier layer
+    input_gate: InputGate | None = None
+    scale: float = 1.0  # of the hidden states at its end
     recurrent: Recurrent | None = None
     attends: bool = True
     has_mlp: bool = True  # or experts
@@ -181,8 +187,8 @@ class LayerReader:
         """Reads layer `index`, joined and packed. Raises CheckpointError."""
         spec, names = self._spec, self._names
         prefix = f"{names.root}layers.{index}."
-        rope = spec.ropes[index]
-        q_width, kv_width, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden_size
+        rope, hidden, (kv_heads, head_dim) = spec.ropes[index], spec.hidden_size, spec.kv_shape(index)
+        q_width, kv_width = spec.heads * head_dim, kv_heads * head_dim
 
         def norm(wanted: bool, name: str) -> RMSNorm | None:
             return self.norm(f"{prefix}{name}.weight", hidden) if wanted else None
@@ -195,20 +201,19 @@ class LayerReader:
         elif not attends or spec.latent is not None:
             pass
         elif spec.qk_norm == "head":
-            q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.head_dim), rope)
-            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.head_dim), rope)
-            qk_norm = self._norm(torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)]))
+            qk_norm = self._norm(self._head_norms(prefix, index))
         elif spec.qk_norm == "heads":
             q = self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.heads, spec.head_dim)
             k = self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.kv_heads, spec.head_dim)
-            qk_norm = self._norm(self._order(torch.cat([q, k]).flatten(), rope).unflatten(0, (-1, spec.head_dim)))
+            qk_norm = self._norm(self._order(torch.cat([q, k]).flatten(), index).unflatten(0, (-1, spec.head_dim)))
         elif spec.qk_norm == "projection":
-            q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), rope)
-            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), rope)
+            q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), index)
+            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), index)
             q_norm, k_norm = self._norm(q), self._norm(k)
         mixed = spec.experts is not None and index in spec.experts.layers
         has_mlp = spec.mlp_layers is None or index in spec.mlp_layers
-        dense = has_mlp and not mixed
+        dense = has_mlp and (not mixed or (spec.experts is not None and spec.experts.beside_mlp))
+        wide = spec.mlp_widths[index] if spec.mlp_widths else spec.intermediate_size
         first = attends or recurrent is not None or taps is not None  # before the MLP
         qkv: Linear = _no_attention
         o: Linear = _no_attention
@@ -216,21 +221,17 @@ class LayerReader:
             qkv = self.linear(f"{prefix}conv.in_proj", 3 * hidden, hidden)
             o = self.linear(f"{prefix}conv.out_proj", hidden, hidden)
         elif attends:
-            widths = (q_width, kv_width, kv_width)
             latent = spec.latent
-            qkv = self._qkv(prefix, rope, widths) if latent is None else self._latent_qkv(prefix, rope, latent)
-            o = self.linear(f"{prefix}{names.o}", hidden, spec.attended_width, spec.o_bias)
+            qkv = self._qkv(prefix, index) if latent is None else self._latent_qkv(prefix, rope, latent)
+            o = self.linear(f"{prefix}{names.o}", hidden, spec.attended_width(index), spec.o_bias)
+        inputs = spec.per_layer_input
         layer = Layer(
             window=spec.windows[index],
             rope=rope,
             qkv=qkv,
             o=o,
-            gate_up=self.gate_up(prefix, names.gate_up, spec.intermediate_size) if dense else _no_mlp,
-            down=(
-                self.linear(f"{prefix}{names.down}", hidden, spec.intermediate_size, spec.mlp_bias)
-                if dense
-                else _no_mlp
-            ),
+            gate_up=self.gate_up(prefix, names.gate_up, wide) if dense else _no_mlp,
+            down=self.linear(f"{prefix}{names.down}", hidden, wide, spec.mlp_bias) if dense else _no_mlp,
             attention_pre_norm=norm(spec.pre_norm and first, names.attention_pre_norm),
             attention_post_norm=norm(spec.post_norm and first, names.attention_post_norm),
             mlp_pre_norm=norm(spec.pre_norm and has_mlp and not spec.parallel, names.mlp_pre_norm),
@@ -244,6 +245,9 @@ class LayerReader:
             attends=attends,
             has_mlp=has_mlp,
             mixture=read_mixture(self, spec, names, prefix) if mixed else None,
+            has_kv=index not in spec.shared_kv,
+            input_gate=None if inputs is None else InputGate.read(self, inputs, prefix, hidden),
+            scale=self.exact(f"{prefix}layer_scalar", 1).item() if spec.layer_scales else 1.0,
         )
         return layer if spec.latent is None else self._with_latent(layer, prefix, spec.latent)
 
@@ -289,10 +293,21 @@ class LayerReader:
             q_up=self.linear(f"{prefix}self_attn.q_b_proj", heads * width, latent.query_rank, bias=False, order=order),
         )
 
-    def _order(self, weight: Tensor, rope: Rope | None) -> Tensor:
+    def _head_norms(self, prefix: str, index: int) -> Tensor:
+        """Reads the weights of norms over the heads of queries, keys and values, as far as the layer has them."""
+        spec, names, (kv_heads, head_dim) = self._spec, self._names, self._spec.kv_shape(index)
+        q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", head_dim), index)
+        parts = [q.expand(spec.heads, -1)]
+        if index not in spec.shared_kv:
+            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", head_dim), index)
+            parts += [k.expand(kv_heads, -1), *([torch.ones_like(k).expand(kv_heads, -1)] if spec.value_norm else [])]
+        return torch.cat(parts)
+
+    def _order(self, weight: Tensor, index: int) -> Tensor:
+        rope = self._spec.ropes[index]
         if rope is None or rope.neighbours:
             return weight
-        return interleave(weight, self._spec.head_dim, rope.dim)
+        return interleave(weight, self._spec.kv_shape(index)[1], rope.dim)
 
     def linear(self, name: str, rows: int, columns: int, bias: bool = False, order: Tensor | None = None) -> Linear:
         """Reads and packs a projection, as codes with scales where the checkpoint has those; `order` rearranges its
@@ -316,17 +331,22 @@ class LayerReader:
         weight = embedding if tied else self.tensor(name, *embedding.shape)
         return (self.packing.head or self.packing.plain)(weight, None)
 
-    def _qkv(self, prefix: str, rope: Rope | None, widths: tuple[int, int, int]) -> Linear:
-        gated = self._spec.gated_attention
-        if gated:  # each head's query and its gate lie together
-            widths = (2 * widths[0], *widths[1:])
-        bias = self._joined(prefix, self._names.qkv, widths, "bias") if self._spec.qkv_bias else None
-        q, k, v = torch.arange(sum(widths)).split(widths)
+    def _qkv(self, prefix: str, index: int) -> Linear:
+        spec, names, (kv_heads, head_dim) = self._spec, self._names.qkv, self._spec.kv_shape(index)
+        # of a gated head, query and gate lie together
+        widths: tuple[int, ...] = ((1 + spec.gated_attention) * spec.heads * head_dim, *2 * (kv_heads * head_dim,))
+        if index in spec.shared_kv:
+            names, widths = names[:1], widths[:1]
+        elif spec.global_heads is not None and index in spec.global_heads.layers and spec.global_heads.keys_are_values:
+            names, widths = names[:2], widths[:2]
+        bias = self._joined(prefix, names, widths, "bias") if spec.qkv_bias else None
+        q, *kv = torch.arange(sum(widths)).split(widths)
         gate = q[:0]
-        if gated:
-            q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, self._spec.head_dim)).unbind(1))
-        order = torch.cat([self._order(q, rope), self._order(k, rope), v, gate])
-        return self._ordered(prefix, self._names.qkv, widths, bias, order)
+        if spec.gated_attention:
+            q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, head_dim)).unbind(1))
+        if kv:  # the last of these are the values, be they the keys
+            kv = [self._order(kv[0], index), kv[-1]]
+        return self._ordered(prefix, names, widths, bias, torch.cat([self._order(q, index), *kv, gate]))
 
     def _ordered(
         self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], bias: Tensor | None, order: Tensor

@@ -52,19 +52,21 @@ def loaded_bytes(
     if quantization == "none":
         return whole
     embedding = spec.vocab_size * spec.hidden_size * dtype.itemsize
-    layers = whole - embedding * (1 if spec.tied_embeddings else 2)
+    extra = spec.per_layer_input
+    looked_up = 0 if extra is None else extra.vocab_size * spec.layers * extra.size * dtype.itemsize
+    layers = whole - looked_up - embedding * (1 if spec.tied_embeddings else 2)
     inner = layers // 2 if quantization == "int8" else layers * (4 * group + 16) // (16 * group)
-    return inner + embedding // 2 + embedding
+    return inner + embedding // 2 + embedding + looked_up
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
     """Returns the bytes of one K/V block, of `block_size` tokens in all layers that attend or convolve, with the scales
     of quantized ones."""
-    head = spec.head_dim * dtype.itemsize if kv_dtype == "auto" else head_bytes(spec.head_dim, kv_dtype)
-    convolutions = len(spec.conv_layers)
-    attending = len(spec.attending_layers)
     parts = 2 if spec.latent is None else 1  # a latent is a token's key and its value
-    token = parts * attending * spec.kv_heads * head + convolutions * spec.hidden_size * dtype.itemsize
+    token = len(spec.conv_layers) * spec.hidden_size * dtype.itemsize
+    for layer in set(spec.attending_layers) - spec.shared_kv.keys():
+        heads, width = spec.kv_shape(layer)
+        token += parts * heads * (width * dtype.itemsize if kv_dtype == "auto" else head_bytes(width, kv_dtype))
     return token * block_size
 
 

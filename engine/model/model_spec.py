@@ -13,7 +13,7 @@ from typing import Literal
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rms", "layer"]
 QKNorm = Literal["none", "head", "heads", "projection"]
-RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 RouterScores = Literal["softmax", "sigmoid"]
 StateNorm = Literal["none", "gated", "before_gate"]  # an RMSNorm of each group's outputs, after or before their gate
 
@@ -29,7 +29,7 @@ class Rope:
     dim: int
     theta: float
     kind: RopeKind = "default"
-    factor: float = 1.0  # linear, llama3, yarn
+    factor: float = 1.0  # linear, llama3, yarn, proportional
     original_context: int = 0  # llama3, yarn, longrope: the context length of pre-training
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -39,6 +39,7 @@ class Rope:
     attention_factor: float = 1.0  # yarn, longrope: multiplies sine and cosine
     short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies, one for each pair
     long_factors: tuple[float, ...] = ()  # longrope: the same beyond `original_context`
+    rotating: int = 0  # proportional: components that rotate, with the frequencies of the first of all `dim` (Gemma 4)
     neighbours: bool = False  # a checkpoint's pairs are components 2i and 2i + 1 (GLM), not i and i + dim / 2
     query_beta: float = 0.0  # queries at position p are longer by 1 + beta * log(1 + floor(p / context)) (Llama 4)
     query_context: int = 0
@@ -82,6 +83,27 @@ class Experts:
     gate: ClampedSwiGLU | None = None  # in place of the model's activation
     shared_size: int = 0  # intermediate size of the MLP that every token takes beside its experts
     shared_gate: bool = False  # a sigmoid of the input scales that MLP (Qwen2-MoE)
+    weight_scales: bool = False  # each expert has a factor of its weight (Gemma 4)
+    beside_mlp: bool = False  # they run beside the layer's MLP: see `BesideMLP`
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalHeads:
+    """Heads of `layers` that are of another size than those of the others (Gemma 4: of all that do not slide)."""
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    keys_are_values: bool = False  # values are the keys' projection, before its norm and rope
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerInput:
+    """An input of `size` numbers for each layer, made of a token's own embedding for that layer and of the model's
+    embedding (Gemma 3n, Google 2025)."""
+
+    size: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,31 +240,52 @@ class ModelSpec:
     attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
     vision: VisionSpec | None = None  # the encoder of a model that reads images
+    value_norm: bool = False  # values are normalised by head, without a weight (Gemma 4, as all that follows)
+    global_heads: GlobalHeads | None = None
+    kv_sources: tuple[int | None, ...] = ()  # of each layer, the earlier one whose K/V it reads; None: it has its own
+    mlp_widths: tuple[int, ...] = ()  # of each layer, where they are not all `intermediate_size`
+    per_layer_input: PerLayerInput | None = None
+    layer_scales: bool = False  # each layer multiplies the hidden states by a number of its own at its end
 
     @property
     def attending_layers(self) -> tuple[int, ...]:
-        """Returns the layers that have keys and values."""
+        """Returns the layers that attend."""
         if self.attention_layers is not None:
             return self.attention_layers
         others = {*self.conv_layers, *self.recurrent_layers}
         return tuple(index for index in range(len(self.windows)) if index not in others)
 
     @property
+    def shared_kv(self) -> dict[int, int]:
+        """Returns the layers without keys and values of their own, and those whose they read."""
+        return {index: source for index, source in enumerate(self.kv_sources) if source is not None}
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """Returns the K/V heads of a layer and their width."""
+        if self.global_heads is not None and layer in self.global_heads.layers:
+            return self.global_heads.kv_heads, self.global_heads.head_dim
+        return self.kv_heads, self.head_dim
+
+    @property
+    def uneven_kv(self) -> bool:
+        """Returns whether layers differ in the keys and values that they have."""
+        return self.global_heads is not None or bool(self.shared_kv)
+
+    @property
     def torch_layers(self) -> bool:
         """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no sinks, no
-        latents, no recurrence and no clamped gates."""
+        latents, no recurrence, no clamped gates and nothing that Gemma 4 alone has."""
         clamped = self.experts is not None and self.experts.gate is not None
-        return self.sinks or self.latent is not None or self.recurrence is not None or clamped
+        of_gemma = self.uneven_kv or self.value_norm or self.per_layer_input is not None or self.layer_scales
+        return self.sinks or self.latent is not None or self.recurrence is not None or clamped or of_gemma
 
-    @property
-    def attended_width(self) -> int:
+    def attended_width(self, layer: int) -> int:
         """Returns the width of attention's result, before its output projection."""
-        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+        return self.heads * (self.kv_shape(layer)[1] if self.latent is None else self.latent.value_dim)
 
-    @property
-    def rotated_width(self) -> int:
-        """Returns the width of the heads that ropes rotate."""
-        return self.head_dim if self.latent is None else self.latent.rope_dim
+    def rotated_width(self, layer: int) -> int:
+        """Returns the width of the heads that a rope rotates."""
+        return self.kv_shape(layer)[1] if self.latent is None else self.latent.rope_dim
 
     @property
     def longrope_context(self) -> int | None:
@@ -277,6 +320,11 @@ class WeightNames:
     selection_bias_rows: bool = False  # it is (1, experts) there
     shared_expert: str = "mlp.shared_experts."  # before the names of its projections
     shared_gate: str = "mlp.shared_expert_gate"
+    weight_scales: str = "router.per_expert_scale"
+    router_norm: str = "router.scale"  # as the next three, of experts beside an MLP
+    beside_pre_norm: str = "pre_feedforward_layernorm_2"
+    beside_post_norm: str = "post_feedforward_layernorm_2"
+    beside_mlp_post_norm: str = "post_feedforward_layernorm_1"  # of the MLP's output
     joined_experts: tuple[str, str] | None = None  # tensors (experts, out, in): gate above up, and down (Granite 4)
     sinks: str = "self_attn.sinks"
     norm: str = "norm"  # after the last layer

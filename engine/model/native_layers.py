@@ -77,9 +77,13 @@ def invariant(quantization: QuantizationName) -> bool:
 
 
 def _whole(spec: ModelSpec) -> bool:
-    widths = [spec.hidden_size, spec.head_dim, spec.intermediate_size]
+    widths = [spec.hidden_size, spec.head_dim, spec.intermediate_size, *spec.mlp_widths]
     if spec.latent is not None:
-        widths += [spec.latent.query_rank or spec.hidden_size, spec.attended_width]
+        widths += [spec.latent.query_rank or spec.hidden_size, spec.heads * spec.latent.value_dim]
+    if spec.global_heads is not None:
+        widths.append(spec.global_heads.head_dim)
+    if spec.per_layer_input is not None:
+        widths.append(spec.per_layer_input.size)
     if spec.experts is not None:
         widths += [spec.experts.intermediate_size, spec.experts.shared_size]
     if spec.recurrence is not None:

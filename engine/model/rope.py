@@ -28,6 +28,8 @@ def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
             return _llama3(rope, base)
         case "yarn":
             return _yarn(rope, base)
+        case "proportional":
+            return torch.where(torch.arange(rope.dim // 2) < rope.rotating // 2, base / rope.factor, 0.0)
         case "longrope":
             divisors = rope.long_factors if long_context else rope.short_factors
             return base / torch.tensor(divisors, dtype=torch.float32)

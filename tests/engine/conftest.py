@@ -86,6 +86,12 @@ def random_hybrid_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of two sizes, layers that share keys and values, and inputs of each layer."""
+    return _untied("gemma4", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def random_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mamba-2 and attention side by side in each layer."""
     return _untied("falcon_h1", tmp_path_factory)

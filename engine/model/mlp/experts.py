@@ -47,6 +47,26 @@ class Expert:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideMLP:
+    """The norms of experts that run beside their layer's MLP (Gemma 4): experts and router read the hidden states
+    without the MLP's norm, and both outputs are normalised before they are added."""
+
+    router_norm: Linear
+    pre_norm: Linear
+    post_norm: Linear
+    mlp_post_norm: Linear
+
+    @classmethod
+    def read(cls, read: ProjectionReader, names: WeightNames, prefix: str, hidden: int) -> BesideMLP:
+        """Reads the norms of a layer whose weights' names begin with `prefix`. Raises CheckpointError."""
+        after = (names.beside_pre_norm, names.beside_post_norm, names.beside_mlp_post_norm)
+        return cls(
+            read.plain_norm(f"{prefix}{names.router_norm}", hidden),
+            *(read.plain_norm(f"{prefix}{name}.weight", hidden) for name in after),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RoutedExperts:
     """The router and the experts of one layer."""
 
@@ -54,6 +74,8 @@ class RoutedExperts:
     experts: tuple[Expert, ...]
     router_bias: Tensor | None = None  # (experts,) float32
     selection_bias: Tensor | None = None  # (experts,) float32
+    weight_scales: Tensor | None = None  # (experts,) float32
+    beside: BesideMLP | None = None
     shared: Expert | None = None  # runs beside the experts
     shared_gate: Tensor | None = None  # (1, hidden) float32
     run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
@@ -68,12 +90,14 @@ def read_mixture(read: ProjectionReader, spec: ModelSpec, names: WeightNames, pr
     if experts.selection_bias:
         shape = (1, count) if names.selection_bias_rows else (count,)
         selection_bias = read.exact(f"{prefix}{names.selection_bias}", *shape).flatten()
-    shared = f"{prefix}{names.shared_expert}"
+    shared, weights = f"{prefix}{names.shared_expert}", read.exact(f"{router}.weight", count, hidden)
     return RoutedExperts(
-        router=read.exact(f"{router}.weight", count, hidden),
+        router=weights * hidden**-0.5 if experts.beside_mlp else weights,
         experts=_experts(read, spec, names, prefix, experts),
         router_bias=read.exact(f"{router}.bias", count) if experts.router_bias else None,
         selection_bias=selection_bias,
+        weight_scales=read.exact(f"{prefix}{names.weight_scales}", count) if experts.weight_scales else None,
+        beside=BesideMLP.read(read, names, prefix, hidden) if experts.beside_mlp else None,
         shared=_expert(read, spec, names, shared, experts.shared_size) if experts.shared_size else None,
         shared_gate=read.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
     )

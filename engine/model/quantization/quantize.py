@@ -143,6 +143,9 @@ def open_source(source: Path, recipe: Recipe) -> LayerwiseModel:
         raise CheckpointError(f"{source} has experts, which are not quantised yet; accepted: models without.")
     if model.spec.recurrent_layers:
         raise CheckpointError(f"{source} has recurrent layers, which are not quantised yet; accepted: models without.")
+    if model.spec.uneven_kv:
+        why = "has layers that differ in their keys and values"
+        raise CheckpointError(f"{source} {why}, which are not quantised yet; accepted: models without.")
     widths = {part.columns for parts in projections(model.spec, model.names, 0).values() for part in parts}
     if recipe.group is not None and (odd := sorted(width for width in widths if width % recipe.group)):
         accepted = [str(group) for group in GROUPS if not any(width % group for width in widths)]

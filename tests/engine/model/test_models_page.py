@@ -44,6 +44,8 @@ _MODELS = {
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, 270M and 1B",
     "gemma3": "Gemma 3 with vision: the text",
+    "gemma4_text": "Gemma 4, without vision and audio",
+    "gemma4": "Gemma 4, E2B, E4B, 26B-A4B and 31B: the text",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
     "granite": "Granite 3",
     "idefics3": "Idefics3, with images",
@@ -69,6 +71,7 @@ _MODELS = {
 
 TEXT = {
     "gemma3": "Gemma3ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
     "mistral3": "Ministral3ForCausalLM",
     "idefics3": "LlamaForCausalLM",
     "smolvlm": "LlamaForCausalLM",
@@ -94,6 +97,10 @@ def on_cpu(spec: ModelSpec) -> str:
         spec = replace(spec, experts=replace(spec.experts, intermediate_size=64, shared_size=64))
     if spec.latent is not None:
         spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
+    if spec.global_heads is not None:
+        spec = replace(spec, global_heads=replace(spec.global_heads, head_dim=64), mlp_widths=())
+    if spec.per_layer_input is not None:
+        spec = replace(spec, per_layer_input=replace(spec.per_layer_input, size=64))
     if isinstance(spec.recurrence, GatedDelta):
         spec = replace(spec, recurrence=replace(spec.recurrence, value_dim=64))
     if isinstance(spec.recurrence, StateSpace):
@@ -110,6 +117,10 @@ def on_gpu(spec: ModelSpec) -> str:
     return "Triton" if not wanting or wanting.startswith("Triton cannot launch") else f"torch: {wanting}"
 
 
+def keeps_its_format(spec: ModelSpec) -> bool:
+    return bool(spec.conv_layers or spec.latent or spec.recurrent_layers or spec.uneven_kv)
+
+
 def table() -> str:
     rows = ["| models | architecture | CPU | GPU | K/V of 8 or 4 bits | GGUF |", "|---|---|---|---|---|---|"]
     for family in FAMILIES:
@@ -120,7 +131,7 @@ def table() -> str:
             f"`{architecture}`",
             "; ".join(dict.fromkeys(map(on_cpu, made))),
             "; ".join(dict.fromkeys(map(on_gpu, made))),
-            "no" if any(spec.conv_layers or spec.latent or spec.recurrent_layers for spec in made) else "yes",
+            "no" if any(map(keeps_its_format, made)) else "yes",
             ", ".join(f"`{name}`" for name in files) or "no",
         ]
         rows.append(f"| {' | '.join(cells)} |")

@@ -113,6 +113,14 @@ LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 14,
 }
+GEMMA4 = {
+    "num_hidden_layers": 6,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "final_logit_softcapping": 15.0,
+}
 
 # name -> (configuration class, model class, differences from SIZES)
 MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -148,6 +156,31 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 15.0},
     ),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**GEMMA, "num_hidden_layers": 6}),
+    "gemma4": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 400,
+        },
+    ),
+    "gemma4_moe": (
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "granite": (
         "GraniteConfig",
         "GraniteForCausalLM",
@@ -345,6 +378,8 @@ def redraw(model: Any, seed: int) -> Any:
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.normal_(std=0.2, generator=generator)
+        elif name.endswith("layer_scalar"):
+            buffer.uniform_(0.6, 1.4, generator=generator)
     return model
 
 
