@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,8 +89,8 @@ def random_hybrid_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of two sizes, layers that share keys and values, and inputs of each layer."""
-    return _untied("gemma4", tmp_path_factory)
+    """Heads of two sizes, layers that share keys and values, inputs of each layer, and experts beside MLPs."""
+    return _untied("gemma4", tmp_path_factory, tiny.MODELS["gemma4_moe"][2])
 
 
 @pytest.fixture(scope="session")
@@ -103,9 +105,12 @@ def random_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _untied("nemotron_h_moe", tmp_path_factory)
 
 
-def _untied(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _untied(name: str, tmp_path_factory: pytest.TempPathFactory, more: Mapping[str, Any] | None = None) -> Path:
+    """`more` are fields that the named configuration has not. Any: arguments of untyped configuration classes."""
     path = tmp_path_factory.mktemp("models") / f"random-{name.replace('_', '-')}"
     config_class, model_class, changed = tiny.MODELS[name]
-    tiny.build(config_class, model_class, {**changed, "tie_word_embeddings": False}).save_pretrained(path)
+    tiny.build(config_class, model_class, {**(more or {}), **changed, "tie_word_embeddings": False}).save_pretrained(
+        path
+    )
     byte_tokenizer().save(str(path / "tokenizer.json"))
     return path

@@ -245,9 +245,9 @@ async def test_fewer_bits_of_keys_and_values_are_refused_by_name(random_gemma4: 
         await Engine.start(config(random_gemma4, kv_dtype=kv_dtype))
 
 
-def test_it_is_not_quantised_to_a_directory(random_gemma4: Path, tmp_path: Path) -> None:
+def test_it_is_not_quantised_to_a_directory(own_cases: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="differ in their keys and values, which are not quantised yet"):
-        quantize(random_gemma4, tmp_path / "out", Recipe("int8", "rtn"), [])
+        quantize(own_cases("gemma4").path, tmp_path / "out", Recipe("int8", "rtn"), [])
 
 
 @pytest.mark.parametrize(
