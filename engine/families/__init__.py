@@ -9,13 +9,10 @@ from engine.errors import CheckpointError, UnsupportedArchitecture
 from engine.families import (
     cohere,
     deepseek,
-    gemma,
-    gemma2,
-    gemma3,
-    gemma4,
     glm4,
     granite,
     llama,
+    llama4,
     ministral3,
     mistral,
     mixtures,
@@ -26,6 +23,7 @@ from engine.families import (
     smollm3,
 )
 from engine.families.family import Family
+from engine.families.gemmas import gemma, gemma2, gemma3, gemma4
 from engine.families.hybrids import falcon_h1, granite_hybrid, lfm2, nemotron_h, qwen3_next
 from engine.model.loader import Json
 
@@ -41,7 +39,7 @@ FAMILIES = (
     falcon_h1.FAMILY,
     nemotron_h.FAMILY,
     *(llama.IDEFICS3, llama.SMOLVLM, gemma3.WITH_VISION, ministral3.WITH_VISION, glm4.FIRST, cohere.FIRST),
-    *(gemma4.FAMILY, gemma4.WITH_VISION),
+    *(gemma4.FAMILY, gemma4.WITH_VISION, llama4.FAMILY, llama4.WITH_VISION),
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 

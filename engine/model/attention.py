@@ -12,6 +12,7 @@ import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ SMALL_BLOCKS = 4  # rows of so few blocks share a group at any ratio of lengths
 EXPANDED_BYTES = 32 << 20  # of keys and values made of latents at once
 GATHER_BYTES = 1 << 20  # on the CPU, bytes gathered at once: about a core's L2 cache
 LONG_RUN = 16  # a decode row of so many neighbouring blocks goes alone: reading in place beats gathering
+
+Position = TypeVar("Position", int, Tensor)
 
 
 class Scratch:
@@ -78,7 +81,7 @@ class AttentionPlan:
 
     `kv` is the cache of all layers; `group_heads` is query heads per K/V head. `heads` are K/V heads and their width
     where layers differ in those, and the plan is for layers of these alone. `maskless` is False where every group needs
-    an explicit mask (softcapped scores).
+    an explicit mask (softcapped scores). `chunked` is of the windows, see `ModelSpec`.
     """
 
     def __init__(
@@ -91,8 +94,9 @@ class AttentionPlan:
         heads: tuple[int, ...] | None = None,
         scratch: Scratch | None = None,
         maskless: bool = True,
+        chunked: bool = False,
     ) -> None:
-        self.batch = batch
+        self.batch, self._chunked = batch, chunked
         self._cache = kv.like if heads is None else kv.like.new_empty(()).expand(*kv.like.shape[:3], *heads)
         self._in_place = kv.in_place and kv.device.type == "cpu"
         self._block_size = kv.block_size
@@ -112,6 +116,10 @@ class AttentionPlan:
     def _effective(self, window: int | None) -> int | None:
         return None if window is None or window >= self._longest else window
 
+    def first_key(self, position: Position, window: int) -> Position:
+        """Returns the first position that a query attends to, be it below 0; of each query of a tensor."""
+        return position - position % window if self._chunked else position - window + 1
+
     def groups(self, window: int | None) -> list[_Group]:
         """Returns the groups for layers of this window."""
         return self._groups[self._effective(window)]
@@ -127,7 +135,7 @@ class AttentionPlan:
             first = 0
             if window is not None:
                 position = context - 1 if queries == 1 else int(batch.positions[starts[index]])
-                first = max(0, position - window + 1) // size
+                first = max(0, self.first_key(position, window)) // size
             row = _Row(index, first, -(-context // size) - first)
             if queries > BATCHED_QUERIES or (queries == 1 and row.count >= LONG_RUN and self._run(row) is not None):
                 alone.append(row)
@@ -216,7 +224,7 @@ class AttentionPlan:
             key = key + offsets[:, None, None]
         hidden = key > query
         if window is not None:
-            hidden |= key <= query - window
+            hidden |= key < self.first_key(query, window)
         mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=device).masked_fill_(hidden, float("-inf"))
         if queries > BATCHED_QUERIES:
             return mask[0]
@@ -431,7 +439,7 @@ def reference(
         keys, values = rows if latent is None else _expanded(rows[0, :, 0], latent)
         for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
             position = int(batch.positions[token])
-            first = 0 if window is None else max(0, position - window + 1)
+            first = 0 if window is None else max(0, plan.first_key(position, window))
             for head in range(query.shape[1]):
                 k, v = keys[first : position + 1, head // shared], values[first : position + 1, head // shared]
                 scores = k @ query[token, head].float() * scale

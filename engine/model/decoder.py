@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from engine.config import KernelName, QuantizationName
 from engine.errors import CheckpointError, InvalidParameter
@@ -30,7 +29,7 @@ from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
 from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.loader import Weights
-from engine.model.mlp.experts import Expert, RoutedExperts, clamped_swiglu, routed
+from engine.model.mlp.experts import Expert, RoutedExperts, clamped_swiglu, run_experts
 from engine.model.mlp.layer_inputs import LayerInputs
 from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
@@ -232,6 +231,7 @@ class Decoder:
                 heads=heads,
                 scratch=self._scratch,
                 maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
+                chunked=spec.chunked,
             )
             for heads, windows in self._windows.items()
         }
@@ -387,39 +387,10 @@ class Decoder:
         return mlp.down(self._activation(gate).mul_(up))
 
     def _mixture(self, mixture: RoutedExperts, x: Tensor, seen: Tensor) -> Tensor:
-        """Returns the weighted sum of each token's experts, and the shared one's output, (tokens, hidden).
-
-        `seen` is the router's input, of that shape too.
-
-        Each expert that a token chose is run once, for all its tokens; sums are in float32 and in the experts' order,
-        so they do not depend on the batch.
-        """
+        """Returns the output of a layer's experts for `x`, (tokens, hidden); `seen` is the router's input."""
         experts = self.spec.experts
         assert experts is not None, "the layer has experts"
-        logits = F.linear(seen.float(), mixture.router, mixture.router_bias)
-        weights, chosen = routed(experts, logits, mixture.selection_bias)
-        if mixture.weight_scales is not None:
-            weights = weights * mixture.weight_scales[chosen]
-        order = chosen.flatten().argsort(stable=True)
-        tokens, weights = order // experts.per_token, weights.flatten()[order]
-        counts, every = chosen.flatten().bincount(minlength=experts.count), mixture.experts
-        if mixture.shared is not None:
-            every, counts = (*every, mixture.shared), F.pad(counts, (0, 1), value=len(x))
-            tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
-            gates = torch.ones(len(x), device=x.device)
-            if mixture.shared_gate is not None:
-                gates = F.linear(x.float(), mixture.shared_gate).sigmoid()[:, 0]
-            weights = torch.cat([weights, gates])
-        if mixture.run is not None:
-            return mixture.run(x, counts, tokens, weights).to(x.dtype)
-        out, first = torch.zeros(x.shape, device=x.device), 0
-        for expert, count in zip(every, counts.tolist(), strict=True):
-            rows = 1 if self._deterministic else max(1, count)  # torch's sums depend on the number of rows
-            for at in range(first, first + count, rows):
-                of = tokens[at : at + rows]
-                out.index_add_(0, of, self._gated(x[of], expert).float().mul_(weights[at : at + rows, None]))
-            first += count
-        return out.to(x.dtype)
+        return run_experts(experts, mixture, x, seen, self._gated, by_row=self._deterministic)
 
 
 def _heads(cache: Tensor | QuantizedLayer) -> tuple[int, int]:

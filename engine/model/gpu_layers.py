@@ -68,6 +68,8 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return "it has recurrent layers"
     if spec.uneven_kv or spec.value_norm or spec.per_layer_input is not None or spec.layer_scales:
         return "its layers differ in their keys and values"
+    if spec.chunked:
+        return "its windows are chunks"
     if spec.sinks:
         return "its attention has sinks"
     if spec.experts is not None:

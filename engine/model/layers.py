@@ -202,6 +202,8 @@ class LayerReader:
             pass
         elif spec.qk_norm == "head":
             qk_norm = self._norm(self._head_norms(prefix, index))
+        elif spec.qk_norm == "rotated" and rope is not None and rope.dim:
+            qk_norm = self._norm(torch.ones(spec.heads + kv_heads, head_dim, device=self._device))
         elif spec.qk_norm == "heads":
             q = self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.heads, spec.head_dim)
             k = self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.kv_heads, spec.head_dim)

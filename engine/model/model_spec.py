@@ -12,7 +12,7 @@ from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 NormKind = Literal["rms", "layer"]
-QKNorm = Literal["none", "head", "heads", "projection"]
+QKNorm = Literal["none", "head", "heads", "projection", "rotated"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 RouterScores = Literal["softmax", "sigmoid"]
 StateNorm = Literal["none", "gated", "before_gate"]  # an RMSNorm of each group's outputs, after or before their gate
@@ -20,7 +20,8 @@ StateNorm = Literal["none", "gated", "before_gate"]  # an RMSNorm of each group'
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotary embedding (Su et al. 2021, RoFormer) over the first `dim` components of a head.
+    """One rotary embedding (Su et al. 2021, RoFormer) over the first `dim` components of a head, which may be none of
+    them, and the growth of queries with their position.
 
     `kind` is the way that frequencies are stretched to a longer context; the fields below it are read by the kinds
     named.
@@ -43,6 +44,7 @@ class Rope:
     neighbours: bool = False  # a checkpoint's pairs are components 2i and 2i + 1 (GLM), not i and i + dim / 2
     query_beta: float = 0.0  # queries at position p are longer by 1 + beta * log(1 + floor(p / context)) (Llama 4)
     query_context: int = 0
+    query_offset: int = 0  # joins the position of a query there
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Experts:
     shared_size: int = 0  # intermediate size of the MLP that every token takes beside its experts
     shared_gate: bool = False  # a sigmoid of the input scales that MLP (Qwen2-MoE)
     weight_scales: bool = False  # each expert has a factor of its weight (Gemma 4)
+    scaled_inputs: bool = False  # the weights multiply what experts read, not what they return (Llama 4)
     beside_mlp: bool = False  # they run beside the layer's MLP: see `BesideMLP`
 
 
@@ -189,7 +192,8 @@ class VisionSpec:
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
-    A window of w lets position p attend to p-w+1..p; None is the whole context. A rope of None leaves queries and keys
+    A window of w lets position p attend to p-w+1..p, or, if they are `chunked`, from the last multiple of w on; None is
+    the whole context. A rope of None leaves queries and keys
     without positions. `pre_norm` normalises the input of attention and MLP, `post_norm` their output before the
     residual is added; Gemma 2 does both. With `latent`, attention sees one K/V head, the cached latent and rotated key,
     whose width is `head_dim`.
@@ -212,7 +216,8 @@ class ModelSpec:
     pre_norm: bool = True
     post_norm: bool = False
     parallel: bool = False  # attention and MLP both read the norm before attention (Wang & Komatsuzaki 2021)
-    # "head": over each head; "heads": each has its own weight; "projection": over all heads of the projection at once
+    # "head": over each head; "heads": each has its own weight; "projection": over all heads of the projection at once;
+    # "rotated": over each head, without a weight, where a rope rotates it
     qk_norm: QKNorm = "none"
     qkv_bias: bool = False
     o_bias: bool = False
@@ -240,6 +245,7 @@ class ModelSpec:
     attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
     vision: VisionSpec | None = None  # the encoder of a model that reads images
+    chunked: bool = False  # its windows (Llama 4)
     value_norm: bool = False  # values are normalised by head, without a weight (Gemma 4, as all that follows)
     global_heads: GlobalHeads | None = None
     kv_sources: tuple[int | None, ...] = ()  # of each layer, the earlier one whose K/V it reads; None: it has its own
@@ -274,10 +280,13 @@ class ModelSpec:
     @property
     def torch_layers(self) -> bool:
         """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no sinks, no
-        latents, no recurrence, no clamped gates and nothing that Gemma 4 alone has."""
-        clamped = self.experts is not None and self.experts.gate is not None
+        latents, no recurrence, no clamped gates, no experts of scaled inputs, no chunks and nothing that Gemma 4 alone
+        has."""
+        clamped = self.experts is not None and (self.experts.gate is not None or self.experts.scaled_inputs)
         of_gemma = self.uneven_kv or self.value_norm or self.per_layer_input is not None or self.layer_scales
-        return self.sinks or self.latent is not None or self.recurrence is not None or clamped or of_gemma
+        return (
+            self.sinks or self.latent is not None or self.recurrence is not None or clamped or of_gemma or self.chunked
+        )
 
     def attended_width(self, layer: int) -> int:
         """Returns the width of attention's result, before its output projection."""
@@ -315,7 +324,8 @@ class WeightNames:
     expert: str = "mlp.experts.{index}."  # before the names of its projections
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
-    stacked_experts: str = ""  # before the names of weights (experts, in, out), gate and up in turn (gpt-oss)
+    stacked_experts: str = ""  # before the names of weights (experts, in, out)
+    stacked_in_turn: bool = True  # their gates and ups (gpt-oss); else all gates come first (Llama 4)
     selection_bias: str = "mlp.gate.e_score_correction_bias"
     selection_bias_rows: bool = False  # it is (1, experts) there
     shared_expert: str = "mlp.shared_experts."  # before the names of its projections

@@ -85,7 +85,7 @@ class Rotation:
         lengths[: rope.dim // 2] = rope.attention_factor
         self._frequencies = frequencies.to(device)
         self._lengths = lengths.to(device)
-        self._beta, self._context = rope.query_beta, rope.query_context
+        self._beta, self._context, self._offset = rope.query_beta, rope.query_context, rope.query_offset
 
     def at(self, positions: Tensor) -> Tensor:
         """Unit rotations at `positions` (tokens,): (tokens, 1, head_dim / 2) complex64."""
@@ -96,7 +96,9 @@ class Rotation:
         """Returns the rotations of queries, given those of keys: the same tensor unless queries grow with position."""
         if not self._beta:
             return at
-        return at * (1 + self._beta * torch.log1p(torch.floor(positions / self._context)))[:, None, None]
+        return (
+            at * (1 + self._beta * torch.log1p(torch.floor((positions + self._offset) / self._context)))[:, None, None]
+        )
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:

@@ -94,6 +94,12 @@ def random_gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_llama4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Attention within chunks, and experts in every other layer."""
+    return _untied("llama4", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def random_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mamba-2 and attention side by side in each layer."""
     return _untied("falcon_h1", tmp_path_factory)

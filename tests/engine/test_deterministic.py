@@ -70,7 +70,7 @@ async def answers(path: Path, asked: list[Request], *, at_once: int, **config: A
         return await asyncio.gather(*(one(request) for request in asked))
 
 
-@pytest.mark.parametrize("model", ["random_mixture", "random_latent", "random_gemma4"])
+@pytest.mark.parametrize("model", ["random_mixture", "random_latent", "random_gemma4", "random_llama4"])
 async def test_mixes_change_no_bit_of_experts(model: str, request: pytest.FixtureRequest) -> None:
     path, asked = request.getfixturevalue(model), requests(REQUESTS // 6)
     alone = await answers(path, asked, at_once=1, prefix_cache=False, dtype="float32")

@@ -50,7 +50,7 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
             pytest.param(each, marks=pytest.mark.slow)
             for each in (
                 *("random_hybrid", "random_mixture", "random_latent", "random_recurrent", "random_mamba"),
-                *("random_hybrid_mixture", "random_beside", "random_alone", "random_gemma4"),
+                *("random_hybrid_mixture", "random_beside", "random_alone", "random_gemma4", "random_llama4"),
             )
         ),
     ],

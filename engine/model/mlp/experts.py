@@ -1,6 +1,6 @@
 """The experts of a layer (Shazeer et al. 2017): their weights, read in any layout, and the routing of tokens to them.
 
-Knows nothing of attention or of the kernels that run experts; `Decoder` runs them.
+Knows nothing of attention, or of the activation within an expert, which `Decoder` computes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from engine.model.linear import Linear, ProjectionReader
 from engine.model.model_spec import ClampedSwiGLU, Experts, ModelSpec, WeightNames
@@ -26,6 +27,8 @@ def routed(experts: Experts, logits: Tensor, selection_bias: Tensor | None) -> t
     experts) float32."""
     scores = logits.sigmoid() if experts.scores == "sigmoid" else logits.softmax(-1)
     ranked = scores if selection_bias is None else scores + selection_bias
+    if experts.scaled_inputs:  # large logits, whose sigmoids are the same number, are still told apart
+        ranked = logits
     if experts.groups is not None:
         grouped = ranked.unflatten(1, (experts.groups.count, -1))
         best = grouped.topk(experts.groups.summed).values.sum(-1).topk(experts.groups.per_token).indices
@@ -81,6 +84,50 @@ class RoutedExperts:
     run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
 
 
+def run_experts(
+    of: Experts,
+    layer: RoutedExperts,
+    x: Tensor,
+    seen: Tensor,
+    run: Callable[[Tensor, Expert], Tensor],
+    *,
+    by_row: bool,
+) -> Tensor:
+    """Returns the weighted sum of each token's experts, and the shared one's output, for `x` (tokens, hidden).
+
+    Each expert that a token chose is run once, for all its tokens, or `by_row`; sums are in float32 and in the experts'
+    order, so they do not depend on the batch. `seen` is the router's input, and `run` computes one expert.
+    """
+    weights, chosen = routed(of, F.linear(seen.float(), layer.router, layer.router_bias), layer.selection_bias)
+    if layer.weight_scales is not None:
+        weights = weights * layer.weight_scales[chosen]
+    order = chosen.flatten().argsort(stable=True)
+    tokens, weights = order // of.per_token, weights.flatten()[order]
+    counts, every = chosen.flatten().bincount(minlength=of.count), layer.experts
+    if layer.shared is not None:
+        every, counts = (*every, layer.shared), F.pad(counts, (0, 1), value=len(x))
+        tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
+        gates = torch.ones(len(x), device=x.device)
+        if layer.shared_gate is not None:
+            gates = F.linear(x.float(), layer.shared_gate).sigmoid()[:, 0]
+        weights = torch.cat([weights, gates])
+    out, rows, sums = torch.zeros(x.shape, device=x.device), x, tokens
+    if of.scaled_inputs:  # each is a row of its own
+        rows = x[tokens] * weights.to(x.dtype)[:, None]
+        tokens, weights = torch.arange(len(rows), device=x.device), torch.ones_like(weights)
+    if layer.run is not None:
+        made = layer.run(rows, counts, tokens, weights)
+        return (out.index_add_(0, sums, made) if of.scaled_inputs else made).to(x.dtype)
+    first = 0
+    for expert, count in zip(every, counts.tolist(), strict=True):
+        step = 1 if by_row else max(1, count)  # torch's sums depend on the number of rows
+        for at in range(first, first + count, step):
+            some = slice(at, min(at + step, first + count))
+            out.index_add_(0, sums[some], run(rows[tokens[some]], expert).float().mul_(weights[some, None]))
+        first += count
+    return out.to(x.dtype)
+
+
 def read_mixture(read: ProjectionReader, spec: ModelSpec, names: WeightNames, prefix: str) -> RoutedExperts:
     """Reads the experts of a layer whose weights' names begin with `prefix`. Raises CheckpointError."""
     experts, hidden = spec.experts, spec.hidden_size
@@ -107,7 +154,7 @@ def _experts(
     read: ProjectionReader, spec: ModelSpec, names: WeightNames, prefix: str, experts: Experts
 ) -> tuple[Expert, ...]:
     if names.stacked_experts:
-        return _stacked(read, spec, f"{prefix}{names.stacked_experts}", experts)
+        return _stacked(read, spec, f"{prefix}{names.stacked_experts}", experts, in_turn=names.stacked_in_turn)
     if names.joined_experts is not None:
         return _joined(read, spec, prefix, names.joined_experts, experts)
     stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
@@ -131,7 +178,9 @@ def _joined(
     return tuple(Expert(gated(each.contiguous(), None), read.packed(down.contiguous())) for each, down in pairs)
 
 
-def _stacked(read: ProjectionReader, spec: ModelSpec, stem: str, experts: Experts) -> tuple[Expert, ...]:
+def _stacked(
+    read: ProjectionReader, spec: ModelSpec, stem: str, experts: Experts, *, in_turn: bool
+) -> tuple[Expert, ...]:
     count, width, hidden = experts.count, experts.intermediate_size, spec.hidden_size
     opened = read.tensor(f"{stem}gate_up_proj", count, hidden, 2 * width)
     closed = read.tensor(f"{stem}down_proj", count, width, hidden)
@@ -139,11 +188,14 @@ def _stacked(read: ProjectionReader, spec: ModelSpec, stem: str, experts: Expert
     if spec.mlp_bias:
         of_opened = read.tensor(f"{stem}gate_up_proj_bias", count, 2 * width)
         biases = list(zip(of_opened, read.tensor(f"{stem}down_proj_bias", count, hidden), strict=True))
-    apart = torch.arange(2 * width).view(width, 2).T.flatten()  # gate above up
+    order = torch.arange(2 * width)  # gate above up
+    if in_turn:
+        order = order.view(width, 2).T.flatten()
     pack = read.packing.plain
+    gated = read.packing.gated if experts.gate is None else pack
     return tuple(
         Expert(
-            pack(opened[index].T[apart], None if bias[0] is None else bias[0][apart]),
+            gated(opened[index].T[order], None if bias[0] is None else bias[0][order]),
             pack(closed[index].T.contiguous(), bias[1]),
         )
         for index, bias in enumerate(biases)

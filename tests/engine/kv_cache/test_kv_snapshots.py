@@ -43,7 +43,7 @@ def test_a_snapshot_of_another_model_or_that_does_not_add_up_is_refused() -> Non
         unpacked(packed(dataclasses.replace(TOLD, tail=4), MODEL), MODEL)
 
 
-@pytest.mark.parametrize("model", ["random_model", "random_latent", "random_gemma4"])
+@pytest.mark.parametrize("model", ["random_model", "random_latent", "random_gemma4", "random_llama4"])
 async def test_a_sequence_goes_on_after_a_restart_where_it_was_and_reads_nothing_again(
     model: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_block_takes_the_memory_that_is_told() -> None:
     ("model", "kv_dtype"),
     [
         *(("random_model", "int8"), ("random_model", "fp8"), ("wide_model", "int4")),
-        *(("random_hybrid", "auto"), ("random_gemma4", "auto")),
+        *(("random_hybrid", "auto"), ("random_gemma4", "auto"), ("random_llama4", "auto")),
     ],
 )
 async def test_chunks_preemption_and_tiers_change_nothing_in_other_caches_either(

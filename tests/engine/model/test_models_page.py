@@ -23,6 +23,8 @@ from tests.engine.model import tiny
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 _MODELS = {
+    "llama4_text": "Llama 4, without vision",
+    "llama4": "Llama 4, Scout and Maverick: the text",
     "llama": "Llama 2 and 3, SmolLM, TinyLlama, Yi",
     "mistral": "Mistral 7B, Mistral Small",
     "ministral3": "Ministral 3",
@@ -72,6 +74,7 @@ _MODELS = {
 TEXT = {
     "gemma3": "Gemma3ForCausalLM",
     "gemma4": "Gemma4ForCausalLM",
+    "llama4": "Llama4ForCausalLM",
     "mistral3": "Ministral3ForCausalLM",
     "idefics3": "LlamaForCausalLM",
     "smolvlm": "LlamaForCausalLM",

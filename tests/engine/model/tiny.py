@@ -181,6 +181,23 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "llama4": (
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+            "attention_chunk_size": 24,
+            "floor_scale": 40,
+            "attn_scale": 0.4,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 112,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "rope_parameters": LLAMA3,
+        },
+    ),
     "granite": (
         "GraniteConfig",
         "GraniteForCausalLM",

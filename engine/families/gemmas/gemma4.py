@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.families import gemma2
 from engine.families.family import Family
+from engine.families.gemmas import gemma2
 from engine.families.reading import (
     activation,
     flag,

@@ -6,8 +6,8 @@ The text part of a Gemma 3 checkpoint with vision (`Gemma3ForConditionalGenerati
 from __future__ import annotations
 
 from engine.errors import CheckpointError
-from engine.families import gemma2
 from engine.families.family import Family
+from engine.families.gemmas import gemma2
 from engine.families.reading import (
     activation,
     flag,
