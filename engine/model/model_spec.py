@@ -263,7 +263,7 @@ class ModelSpec:
 
     @property
     def shared_kv(self) -> dict[int, int]:
-        """Returns the layers without keys and values of their own, and those whose they read."""
+        """Maps layers without keys and values of their own to the earlier layers that they read."""
         return {index: source for index, source in enumerate(self.kv_sources) if source is not None}
 
     def kv_shape(self, layer: int) -> tuple[int, int]:
@@ -282,11 +282,9 @@ class ModelSpec:
         """Returns whether torch runs the layers on a CPU, on our kernels' products: the layers in C++ have no sinks, no
         latents, no recurrence, no clamped gates, no experts of scaled inputs, no chunks and nothing that Gemma 4 alone
         has."""
-        clamped = self.experts is not None and (self.experts.gate is not None or self.experts.scaled_inputs)
-        of_gemma = self.uneven_kv or self.value_norm or self.per_layer_input is not None or self.layer_scales
-        return (
-            self.sinks or self.latent is not None or self.recurrence is not None or clamped or of_gemma or self.chunked
-        )
+        others = self.experts is not None and (self.experts.gate is not None or self.experts.scaled_inputs)
+        attends = self.sinks or self.chunked or self.value_norm or self.uneven_kv or self.latent is not None
+        return attends or others or self.recurrence is not None or self.per_layer_input is not None or self.layer_scales
 
     def attended_width(self, layer: int) -> int:
         """Returns the width of attention's result, before its output projection."""
