@@ -18,6 +18,7 @@ PolicyName = Literal[
 ]  # the last two are older ways, to measure against
 
 
+MAX_DRAFT = 32  # tokens
 STEP_TOKENS = 512  # a chunk of a prompt on a CPU: it bounds a decode's wait
 DETERMINISTIC_STEP_TOKENS = 2048  # on a GPU, where every 1,024 keys of each token then leave a part to be merged
 GPU_STEP_TOKENS = 8192  # fills a GPU's matrix units; policies make chunks smaller where decodes wait
@@ -64,6 +65,9 @@ class EngineConfig:
     prefix_cache: bool = True
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
+    speculation: str = "off"  # proposer of drafts: off, auto, suffix, ngram, draft, medusa or a plugin's
+    speculation_tokens: int = 8  # the most tokens of a draft
+    draft_model: str | None = None  # a small model of the same vocabulary, or Medusa heads of this one, as `model`
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -92,6 +96,9 @@ class EngineConfig:
         if self.encoder_cache_bytes < 0:
             message = f"encoder_cache_bytes is {self.encoder_cache_bytes}; accepted: 0 or more bytes."
             raise InvalidParameter("encoder_cache_bytes", message)
+        if not 1 <= self.speculation_tokens <= MAX_DRAFT:
+            message = f"speculation_tokens is {self.speculation_tokens}; accepted: 1 to {MAX_DRAFT}."
+            raise InvalidParameter("speculation_tokens", message)
         if not self.ageing_s > 0:
             raise InvalidParameter("ageing_s", f"ageing_s is {self.ageing_s}; accepted: more than 0 seconds.")
         if self.policy not in get_args(PolicyName):

@@ -41,6 +41,7 @@ class SpanOutput:
     kind: Kind = "text"
     section: int = 0
     fallback: bool = False  # its tokens were sampled by the engine's fallback weights
+    drafted: bool = False  # its tokens were proposed by a draft before they were sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,19 @@ class StateStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Drafted tokens since start. `rows`: decodes with a draft, each of which made one token and those accepted."""
+
+    drafted: int = 0  # tokens that were verified
+    accepted: int = 0
+    rows: int = 0
+    steps: int = 0  # with a draft
+    drafted_at: tuple[int, ...] = ()  # by position in the draft
+    accepted_at: tuple[int, ...] = ()
+    saved_s: float = 0.0  # estimated, by the time of steps without a draft
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """A snapshot of the engine, by its own counters. Tokens and hits count since start.
 
@@ -140,6 +154,7 @@ class Stats:
     encoder_seconds: float = 0.0
     tiers: TierStats = field(default_factory=TierStats)
     states: StateStats = field(default_factory=StateStats)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.config import MAX_DRAFT
 from engine.errors import InvalidParameter
 from engine.structured_output.layout import Constrained
 
@@ -81,6 +82,25 @@ class RepetitionDetection:
         _check(2 <= self.min_count <= MAX_REPETITIONS, name, self.min_count, accepted)
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding of a span. `proposer` is one of the engine's, "auto" for those that it is set to, or "off";
+    `max_tokens` bounds a draft, up to the engine's own bound. `prediction` is a text that the span may repeat in part,
+    as an edited file does: the suffix proposer looks there, too.
+
+    Raises:
+        InvalidParameter: `max_tokens` is out of range.
+    """
+
+    proposer: str = "auto"
+    max_tokens: int | None = None
+    prediction: tuple[int, ...] = ()  # token ids
+
+    def __post_init__(self) -> None:
+        known = self.max_tokens is None or 1 <= self.max_tokens <= MAX_DRAFT
+        _check(known, "speculation.max_tokens", self.max_tokens, f"None, or 1 to {MAX_DRAFT} tokens")
+
+
 MAX_PATTERN_SIZE = 256
 MAX_REPETITIONS = 100_000
 
@@ -122,6 +142,7 @@ class Span:
     constraint: Constrained | None = None
     repetition_detection: RepetitionDetection | None = None
     min_confidence: float | None = None
+    speculation: Speculation | None = None  # None: as the engine is set
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:

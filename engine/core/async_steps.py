@@ -8,7 +8,7 @@ it was launched, and the next one to take as long as both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.core.output_processor import OutputProcessor, SamplingInFlight
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import NO_DRAFTS, Scheduler
 from engine.core.step import Step
 from engine.model.runner import Runner
+from engine.speculation.speculator import Speculator
 from engine.structured_output.bitmask import Masking
 
 
@@ -113,6 +114,7 @@ class InFlightSteps:
         processor: OutputProcessor,
         timer: StepTimer,
         clock: Callable[[], float],
+        speculator: Speculator,
     ) -> None:
         self.runner = runner
         self._device = device
@@ -121,6 +123,7 @@ class InFlightSteps:
         self._processor = processor
         self._timer = timer
         self._clock = clock
+        self._speculator = speculator
         self._in_flight: _InFlightStep | None = None
 
     @property
@@ -137,7 +140,8 @@ class InFlightSteps:
             self._scheduler.images.advance(self._timer.decode_s if decodes else None)
         if not self._scheduler.has_work:
             return
-        began, step = self._clock(), self._scheduler.schedule()
+        drafts = self._drafts()
+        began, step = self._clock(), self._scheduler.schedule(drafts)
         waits = step.saves or step.state_saves or self._scheduler.stalled or self._scheduler.images.pending
         idle = waits or not self._scheduler.has_work
         if not step.rows and idle:  # blocks are offloaded or loaded, or there was nothing left to warm
@@ -183,6 +187,12 @@ class InFlightSteps:
         """Ends the device's thread. No step may follow."""
         if self._device is not None:
             self._device.close()
+
+    def _drafts(self) -> Mapping[int, tuple[int, ...]]:
+        """Returns the drafts to verify in the next step; none while others wait to run."""
+        if self._scheduler.waiting:
+            return NO_DRAFTS
+        return self._speculator.drafts(self._scheduler.running.values())
 
     def _launch(self, step: Step, began: float) -> _InFlightStep:
         self._scheduler.save(step)

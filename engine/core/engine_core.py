@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import count
 
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
 from engine.core.mixture import Mixture
 from engine.core.output_processor import OutputProcessor, score_jobs
-from engine.core.repetition import RepetitionDetector
 from engine.core.request import FollowerJob, ScoreJob, SequenceState, SpanJob
-from engine.core.sampler import is_greedy, looks_back
 from engine.core.scheduler import Scheduler
 from engine.core.span_state import SpanState
+from engine.core.step import Row, Step
 from engine.kv_cache.block_pool import BlockPool, root_digest
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Snapshot, packed
@@ -28,6 +28,7 @@ from engine.model.detokenizer import Utf8Decoder
 from engine.model.runner import Runner
 from engine.multimodal.encoder_cache import EncoderCache
 from engine.outputs import FinishReason, StateStats, Stats, TierStats
+from engine.speculation.speculator import Speculator
 from engine.structured_output.bitmask import Constraints, Masking
 from engine.structured_output.compiler import Outcome
 from engine.structured_output.layout import Constrained
@@ -61,6 +62,7 @@ class EngineCore:
         model: bytes = b"",
         begin_device: Callable[[], None] = lambda: None,
         images: EncoderCache | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -78,15 +80,18 @@ class EngineCore:
         self._clock = clock
         self._sequences: dict[int, SequenceState] = {}
         self._deadlines: dict[int, SequenceState] = {}
-        self._arrivals = 0
-        self._private_id = 0  # throw-away children count down, so they never meet a client's ids
+        self._arrivals = count(1)
+        self._private_ids = count(-1, -1)  # of throw-away children: they never meet a client's ids
         self._replies: list[m.Reply] = []
         self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append)
         overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         self._overlapped = overlapped
         device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
-        self._timer = StepTimer(clock, self._scheduler.ran)
-        self._steps = InFlightSteps(runner, device, self._scheduler, self._masking, self._processor, self._timer, clock)
+        self._speculator = speculator or Speculator((), (), 1)
+        self._timer = StepTimer(clock, self._ran)
+        self._steps = InFlightSteps(
+            runner, device, self._scheduler, self._masking, self._processor, self._timer, clock, self._speculator
+        )
         self._later: list[m.Command] = []  # came while the device ran
 
     # -- commands
@@ -121,8 +126,7 @@ class EngineCore:
             case m.Open():
                 self._adopt(self._made(command.sequence, command), None, command.deadline_s)
             case m.Warm():
-                self._private_id -= 1
-                self._scheduler.warm(self._made(self._private_id, command))
+                self._scheduler.warmer.add(self._made(next(self._private_ids), command))
             case m.Restore():
                 self._restore(command)
             case m.GetStats():
@@ -165,11 +169,11 @@ class EngineCore:
             case m.Fork():
                 scope = self._sequences.get(command.scope)
                 for child_id in command.children if scope is not None else ():
-                    self._adopt(self._scheduler.fork(seq, child_id, self._next_arrival()), scope)
+                    self._adopt(self._scheduler.fork(seq, child_id, next(self._arrivals)), scope)
             case m.Truncate():
                 self._scheduler.truncate(seq, command.length)
             case m.Hold():
-                self._scheduler.hold(seq, command.ttl_s, command.waiting_for)
+                self._scheduler.idle.hold(seq, command.ttl_s, command.waiting_for)
             case m.Snap():
                 self._replies.append(m.Snapped(command.request, self._snapshot(seq)))
             case m.Cancel():
@@ -179,7 +183,7 @@ class EngineCore:
 
     def _made(self, id: int, command: m.Open | m.Warm) -> SequenceState:
         root = root_digest(self._secret, self._config.model, "", command.tenant)
-        seq = SequenceState(id, [], root, self._next_arrival(), priority=command.priority, tenant=command.tenant)
+        seq = SequenceState(id, [], root, next(self._arrivals), priority=command.priority, tenant=command.tenant)
         seq.append(list(command.tokens), generated=False)
         return seq
 
@@ -189,7 +193,7 @@ class EngineCore:
             return  # its scope has passed its deadline meanwhile
         root = root_digest(self._secret, self._config.model, "", command.tenant)
         seq = SequenceState(
-            command.sequence, list(command.tokens), root, self._next_arrival(), priority=command.priority,
+            command.sequence, list(command.tokens), root, next(self._arrivals), priority=command.priority,
             tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
             tail=command.tail,
         )  # fmt: skip
@@ -236,30 +240,12 @@ class EngineCore:
         if seq.deadline is not None:
             self._deadlines[seq.id] = seq
 
-    def _next_arrival(self) -> int:
-        self._arrivals += 1
-        return self._arrivals
-
     def _generate(self, seq: SequenceState, command: m.Generate) -> None:
         span = command.span
-        stop_ids = frozenset(span.stop_token_ids) | (frozenset() if span.ignore_eos else self._eos)
-        seq.job = job = SpanJob(
-            id=command.request,
-            span=span,
-            seed=command.seed,
-            max_tokens=command.max_tokens,
-            stop_ids=stop_ids,
-            prompt_tokens=len(seq),
-            greedy=is_greedy(span.sampling) and span.logprobs is None and not span.min_confidence,
-            looks_back=looks_back(span.sampling),
-            reading_prompt=span.prompt_logprobs is not None and not command.begun,
-            prompt_logprobs=[None],
-            announced=command.begun,
-            delivered=command.delivered,
-            repetition=None if span.repetition_detection is None else RepetitionDetector(span.repetition_detection),
-        )
+        seq.job = job = self._span_state.begin(command, len(seq))
         if command.followers and not self._mix(seq, job, command):
             return
+        job.speculates = job.mixture is None and self._speculator.wanted(span)
         if span.constraint is None:
             self._submit(seq, job)
             return
@@ -334,8 +320,7 @@ class EngineCore:
         """Scores candidates on throw-away children."""
         request, first, jobs = score_jobs(command.request, command.candidates, len(seq))
         for tokens, targets in jobs:
-            self._private_id -= 1
-            child = self._scheduler.fork(seq, self._private_id, self._next_arrival())
+            child = self._scheduler.fork(seq, next(self._private_ids), next(self._arrivals))
             self._adopt(child, seq)
             child.append(list(tokens), generated=False)
             child.job = ScoreJob(request, first, targets)
@@ -375,6 +360,8 @@ class EngineCore:
     def finish(self, seq: SequenceState) -> None:
         """Ends the sequence's job, and those of its followers."""
         followers = self._followers(seq.job) if isinstance(seq.job, SpanJob) else []
+        if isinstance(seq.job, SpanJob) and seq.job.speculates:
+            self._speculator.ended(seq, seq.job)
         for each in (seq, *(follower for follower, _ in followers)):
             self._scheduler.finish(each)
 
@@ -382,6 +369,7 @@ class EngineCore:
         """Removes the sequence."""
         self._scheduler.release(seq)
         self._images.release(seq.id)
+        self._speculator.forget(seq)
         self._sequences.pop(seq.id, None)
         self._deadlines.pop(seq.id, None)
         if seq.parent is not None:
@@ -389,7 +377,16 @@ class EngineCore:
 
     def resample(self, seq: SequenceState) -> None:
         """Discards the token that the sequence sampled last."""
-        self._scheduler.resample(seq)
+        self._scheduler.rewind(seq)
+
+    def sampled(self, seq: SequenceState, at: int) -> None:
+        """Tells the proposers which row of the step's logits a sequence's newest token came from."""
+        self._speculator.sampled(seq, at)
+
+    def verified(self, row: Row, count: int) -> None:
+        """Takes over the tokens of a row's draft that were sampled themselves."""
+        self._scheduler.accepted(row, count)
+        self._speculator.verified(row, count, ended=row.seq.job is None)
 
     def park(self, seq: SequenceState) -> None:
         """Parks a member of a mixture until the others have delivered."""
@@ -406,6 +403,10 @@ class EngineCore:
             self._scheduler.unpark(each)
 
     # -- steps
+
+    def _ran(self, step: Step, seconds: float) -> None:
+        self._scheduler.ran(step, seconds)
+        self._speculator.ran(step, seconds)
 
     def step(self) -> None:
         """Runs one step, or nothing when there is no work. The overlapped loop collects the step in flight, launches
@@ -479,12 +480,13 @@ class EngineCore:
             step_tokens=self._timer.tokens,
             step_seconds=self._timer.seconds,
             last_batch=self._timer.last_batch,
-            held=self._scheduler.held,
+            held=self._scheduler.idle.held,
             encoded_tokens=self._images.encoded_tokens,
             encoder_seconds=self._images.encoder_seconds,
             **asdict(self._scheduler.counters),
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
             states=StateStats() if self._states is None else self._states.stats(),
+            speculation=self._speculator.stats(),
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.core import messages as m
 from engine.core.request import FollowerJob, Job, PrefillJob, ScoreGroup, ScoreJob, SequenceState, SpanJob
 from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
-from engine.core.sampling_types import PendingSamples, RowSampling
+from engine.core.sampling_types import PendingSamples, RowSampling, SampledTokens
 from engine.core.span_state import SpanState, row_sampling
 from engine.core.step import Row
 from engine.kernels.buffers import from_device, to_device
@@ -136,15 +136,38 @@ class JobListener(Protocol):
         """Lets all members of a mixture go on."""
         ...
 
+    def sampled(self, seq: SequenceState, at: int) -> None:
+        """Hears that a sequence's newest token came from this row of the step's logits."""
+        ...
+
+    def verified(self, row: Row, count: int) -> None:
+        """Takes over the first `count` tokens of a row's draft, which the span has sampled itself."""
+        ...
+
+
+class SpanRows(NamedTuple):
+    """A span that samples in a step: after its newest token, and after each of the row's draft. `at`: the first of
+    these rows among the step's logits."""
+
+    seq: SequenceState
+    job: SpanJob
+    at: int = 0
+    row: Row | None = None  # with a draft
+
+    @property
+    def draft(self) -> tuple[int, ...]:
+        return () if self.row is None else self.row.draft
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingInFlight:
-    """A step's samples in flight, for the spans in `spans`. `failed` are those whose constraint cannot go on. With
-    `only_samples` every row samples, and no logits are read. `ahead`: launched before the tokens of the step before
-    were known. `parked`: members of mixtures that are not complete yet, with their jobs. `done`: the event of the
-    step's end, where nothing is fetched from it."""
+    """A step's samples in flight, for the spans in `spans`: one of each, and one more for each token of its draft.
+    `failed` are those whose constraint cannot go on, by sample. With `only_samples` every row samples one token, and no
+    logits are read. `ahead`: launched before the tokens of the step before were known. `parked`: members of mixtures
+    that are not complete yet, with their jobs. `done`: the event of the step's end, where nothing is fetched from
+    it."""
 
-    spans: list[tuple[SequenceState, SpanJob]]
+    spans: list[SpanRows]
     failed: dict[int, ConstraintFailed]
     samples: PendingSamples | None
     only_samples: bool
@@ -168,7 +191,7 @@ class MixedRows:
     """Rows of the mixtures in one step: those complete, as (1, vocabulary) each, with their leaders' spans, and the
     members of the others."""
 
-    spans: list[tuple[SequenceState, SpanJob]] = field(default_factory=list)
+    spans: list[SpanRows] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     parked: list[tuple[SequenceState, Job]] = field(default_factory=list)
 
@@ -179,7 +202,7 @@ class MixedRows:
         self.parked.append((seq, job))
         complete = leading.mixture.deliver(seq.id, logits)
         if complete is not None:
-            self.spans.append((leader, leading))
+            self.spans.append(SpanRows(leader, leading))
             self.rows.append(complete[None])
             members = leading.mixture.members
             self.parked = [each for each in self.parked if each[0].id not in members]
@@ -200,14 +223,14 @@ class OutputProcessor:
 
     def sample(self, rows: list[Row], logits: Tensor) -> SamplingInFlight:
         """Starts sampling for the spans that reach their last token; a GPU may still be computing the logits."""
-        spans: list[tuple[SequenceState, SpanJob]] = []
+        spans: list[SpanRows] = []
         requests: list[RowSampling | None] = []
         index: list[int] = []
         mixed = MixedRows()
         at = 0
         for row in rows:
-            seq, end = row.seq, row.start + row.count
-            at += max(0, end - max(row.start, row.logits_from))
+            seq, end, draft = row.seq, row.start + row.count, row.draft
+            at += max(0, end - max(row.start, row.logits_from)) + len(draft)
             unknown = int(row.sampled_at is not None)
             job = seq.job
             if job is None or isinstance(job, ScoreJob | PrefillJob) or end != len(seq.tokens) + unknown:
@@ -215,11 +238,13 @@ class OutputProcessor:
             if isinstance(job, FollowerJob) or job.mixture is not None:
                 mixed.deliver(seq, job, logits[at - 1])
                 continue
-            spans.append((seq, job))
+            spans.append(SpanRows(seq, job, at - 1 - len(draft), row if draft else None))
             requests.append(row_sampling(seq, job, unknown))
-            index.append(at - 1)
+            if draft:
+                requests.extend(row_sampling(seq, job, 0, draft[:count]) for count in range(1, len(draft) + 1))
+            index.extend(range(at - 1 - len(draft), at))
         spans += mixed.spans
-        requests += [row_sampling(seq, job) for seq, job in mixed.spans]
+        requests += [row_sampling(each.seq, each.job) for each in mixed.spans]
         parked = tuple(mixed.parked)
         if not spans:
             done = torch.cuda.Event(blocking=True) if logits.is_cuda else None
@@ -229,12 +254,12 @@ class OutputProcessor:
         # sampling changes logits in place, and prompts and scores need the model's own
         whole = index == list(range(len(logits))) and not mixed.rows and not any(_reads(row.seq.job) for row in rows)
         failed: dict[int, ConstraintFailed] = {}
-        apply_mask = self._masking.apply_mask([job for _, job in spans], failed)
+        apply_mask = self._masking.apply_mask([(each.job.id, len(each.draft)) for each in spans], failed)
         rows_of_spans = logits if whole else _rows(logits, index)
         if mixed.rows:
             rows_of_spans = torch.cat([rows_of_spans, *mixed.rows])
         samples = begin_sampling(rows_of_spans, requests, apply_mask)
-        only_samples = whole and len(spans) == len(rows)
+        only_samples = whole and len(requests) == len(rows)
         return SamplingInFlight(spans, failed, samples, only_samples, rows[0].sampled_at is not None, parked)
 
     def collect(self, rows: list[Row], logits: Tensor, begun: SamplingInFlight) -> None:
@@ -256,7 +281,7 @@ class OutputProcessor:
                 scores.append((job, first, range(at, at + wanted)))
                 if end == len(seq):
                     scored.append((seq, job))
-            at += wanted
+            at += wanted + len(row.draft)
         if scores:
             read_scores(logits, scores)
             self._end_scores(scored)
@@ -279,6 +304,7 @@ class OutputProcessor:
         """Ends a span whose constraint cannot go on: the client truncates the sequence to its length before the
         span."""
         self._ending.finish(seq)
+        self._emit_fresh(seq, job)
         self._emit(m.RequestFailed(job.id, str(failed)))
 
     def emit(self, seq: SequenceState, job: SpanJob, output: SpanOutput) -> None:
@@ -293,36 +319,78 @@ class OutputProcessor:
 
     # -- parts
 
+    def _emit_fresh(self, seq: SequenceState, job: SpanJob) -> None:
+        """Emits the outputs of a draft's first tokens before the error of a later one."""
+        for output in self._span_state.outputs(seq, job):
+            self.emit(seq, job, output)
+
     def _take(self, begun: SamplingInFlight, samples: PendingSamples) -> None:
-        sampled, failed = samples.fetch(), begun.failed
-        logprobs = sampled.logprobs
-        for at, ((seq, job), token) in enumerate(zip(begun.spans, sampled.token_ids, strict=True)):
-            if seq.job is not job:  # it ended meanwhile: by a stop string, or by the token before
-                continue
-            if at in failed:
-                self.fail(seq, job, failed[at])
-                continue
-            if begun.ahead and not job.open:  # the token before began a constrained section
-                self._ending.resample(seq)
-                continue
-            if job.defers(logprobs.get(at)):
+        sampled, at = samples.fetch(), 0
+        for each in begun.spans:
+            seq, job, _, row = each
+            if seq.job is job:  # else it ended meanwhile: by a stop string, or by the token before
+                produced = job.produced
+                if row is None:
+                    taken = self._take_one(begun, sampled, seq, job, at)
+                    if job.speculates:
+                        self._ending.sampled(seq, each.at)
+                else:
+                    taken = self._take_draft(begun, sampled, row, each, at)
+                self.generated_tokens += job.produced - produced
+                if taken:
+                    self._pending.append((seq, job))
+            at += 1 + len(each.draft)
+
+    def _take_draft(
+        self, begun: SamplingInFlight, sampled: SampledTokens, row: Row, each: SpanRows, first: int
+    ) -> bool:
+        """Takes the samples after a sequence's newest token and after each token of its draft, as long as the draft is
+        what the span has sampled itself: later samples are of another text. Returns whether there is any output."""
+        seq, job, draft, length, taken = row.seq, each.job, row.draft, row.end, 0
+        made = len(job.fresh)
+        while self._take_one(begun, sampled, seq, job, first + taken):
+            self._ending.sampled(seq, each.at + taken)
+            if not self._span_state.make_output(seq, job) and seq.job is job:
                 self._ending.finish(seq)
-                self._emit(m.Deferred(job.id))
-                continue
-            produced = job.produced
-            try:
-                goes_on = self._span_state.take(seq, job, token, job.requested(logprobs.get(at)))
-            except ConstraintFailed as failure:
-                self.fail(seq, job, failure)
-                continue
-            if job.mixture is not None:
-                self._ending.share(seq, job)
-                if goes_on:
-                    self._ending.unpark(seq, job)
-            self.generated_tokens += job.produced - produced
-            self._pending.append((seq, job))
-            if not goes_on:
-                self._ending.finish(seq)
+            taken = len(seq.tokens) - length
+            if tuple(seq.tokens[length:]) != draft[:taken]:  # nor has the sample after a whole draft one
+                break
+            job.fresh[made:] = [replace(output, drafted=bool(output.token_ids)) for output in job.fresh[made:]]
+            made = len(job.fresh)
+            if seq.job is not job:
+                break
+        matched = zip(draft, seq.tokens[length:], strict=False)
+        self._ending.verified(row, next((n for n, (a, b) in enumerate(matched) if a != b), min(len(draft), taken)))
+        return bool(job.fresh)
+
+    def _take_one(
+        self, begun: SamplingInFlight, sampled: SampledTokens, seq: SequenceState, job: SpanJob, at: int
+    ) -> bool:
+        """Takes sample `at` of a step for a span. Returns whether there is a token."""
+        if at in begun.failed:
+            self.fail(seq, job, begun.failed[at])
+            return False
+        if begun.ahead and not job.open:  # the token before began a constrained section
+            self._ending.resample(seq)
+            return False
+        logprob = sampled.logprobs.get(at)
+        if job.defers(logprob):
+            self._ending.finish(seq)
+            self._emit_fresh(seq, job)
+            self._emit(m.Deferred(job.id))
+            return False
+        try:
+            goes_on = self._span_state.take(seq, job, sampled.token_ids[at], job.requested(logprob))
+        except ConstraintFailed as failure:
+            self.fail(seq, job, failure)
+            return False
+        if job.mixture is not None:
+            self._ending.share(seq, job)
+            if goes_on:
+                self._ending.unpark(seq, job)
+        if not goes_on:
+            self._ending.finish(seq)
+        return True
 
     def _end_scores(self, scored: list[tuple[SequenceState, ScoreJob]]) -> None:
         """Ends the scores whose children have been read."""

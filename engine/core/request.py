@@ -35,6 +35,7 @@ class SpanJob:
     max_tokens: int
     stop_ids: frozenset[int]
     prompt_tokens: int
+    speculates: bool = False  # drafts may be proposed for it
     greedy: bool = False  # takes the likeliest token, and asks for no log-probabilities
     looks_back: bool = False  # samples depend on earlier tokens by more than the model's logits
     produced: int = 0
@@ -48,8 +49,8 @@ class SpanJob:
     text: SpanText | None = None  # of the current section, from its first text on
     kind: Kind = "text"
     section: int = 0
-    fresh: list[SpanOutput] = field(default_factory=list)  # of a constrained span: outputs not yet emitted
-    token: int | None = None  # of any other: sampled and not yet emitted
+    fresh: list[SpanOutput] = field(default_factory=list)  # outputs not yet emitted
+    token: int | None = None  # sampled, and its output not yet made
     logprob: TokenLogprob | None = None  # the token's
     ended: tuple[FinishReason, int | None] | None = None  # by the newest token's id, a repetition or the span's length
     repetition: RepetitionDetector | None = None
@@ -61,7 +62,7 @@ class SpanJob:
     def goes_on(self) -> bool | None:
         """Returns whether the token in flight will not be the last by the span's length; None where the sampling of the
         one after depends on it. (While any token may come, the constraint is assumed to stay open.)"""
-        if self.looks_back or not self.open or self.mixture is not None:
+        if self.looks_back or self.speculates or not self.open or self.mixture is not None:
             return None
         return self.produced + 1 < self.max_tokens
 

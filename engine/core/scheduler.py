@@ -11,7 +11,8 @@ is no swap. When nothing runs at all, prefixes that are likely to be asked for a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from engine.config import EngineConfig
 from engine.core.policies import policy_of
@@ -20,7 +21,7 @@ from engine.core.request import PrefillJob, SequenceState
 from engine.core.scheduler_stats import SchedulerStats
 from engine.core.step import Row, Step
 from engine.kv_cache.allocation import (
-    KVPins,
+    IdleSequences,
     allocate,
     blocks_of,
     load_blocks,
@@ -32,9 +33,11 @@ from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.multimodal.encoder_cache import EncoderCache
+from engine.speculation.draft_rows import DraftRows
 
 MAX_LOGITS = 512  # rows of logits in a step, unless it has more sequences: each takes a vocabulary of memory
 MAX_STEPS_AHEAD = 16  # steps scheduled ahead in a row while sequences wait: none could be admitted before
+NO_DRAFTS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 MAX_FETCHES = 8  # times that a job waits for loads, before it recomputes missing blocks
 
 
@@ -60,16 +63,16 @@ class Scheduler:
         self._states = states
         self.tiers = [each for each in (tiers, None if states is None else states.tiers) if each is not None]
         self._max_running = config.max_running if states is None else min(config.max_running, states.pool.total)
-        self._pins = KVPins()
+        self._drafts = DraftRows(pool, config.block_size, states)
         self._tails: list[tuple[int, BlockContent]] = []  # partial blocks that were dropped in this step
         self.stalled = False  # nothing can run before a block is loaded
         self._logits = MAX_LOGITS  # left for this step
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
-        self.idle: dict[int, SequenceState] = {}  # no job, but K/V worth keeping
+        self.idle = IdleSequences(clock)
         self.counters = SchedulerStats()
         self.images = images or EncoderCache()  # a sequence waits for those that it has to read
-        self._warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states)
+        self.warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
         self._soon = False  # a waiting sequence may be admitted in the next step
@@ -80,41 +83,23 @@ class Scheduler:
     def submit(self, seq: SequenceState) -> None:
         """Queues a sequence that has a job. Its cursor moves back to the job's first logits. No step may be in
         flight."""
-        self._trim(seq)
+        self._pool.release(seq.trim(self._size))  # of a token that did not come: cached blocks may follow there
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
-        if seq.pinned_at is not None:
-            self._pins.waited(seq.waiting_for, seq.queued_at - seq.pinned_at)
+        self.idle.resumed(seq)
         seq.admitted = False
         seq.fetches = 0
         seq.rolling = b""
-        self._warmer.drop_prefixes_of(seq)
-        self._rewind(seq)
+        self.warmer.drop_prefixes_of(seq)
+        self.rewind(seq)
         seq.own_tokens = seq.kv_len if self._states is None else seq.state_len
         self.waiting[seq.id] = seq
         self.stalled = False
 
-    def warm(self, seq: SequenceState) -> None:
-        """Queues a prefix that is read into the prefix cache when nothing else runs."""
-        self._warmer.add(seq)
-
     @property
     def warms_at(self) -> float | None:
         """Returns the time at which the next prefix is warmed, if nothing comes before."""
-        return None if self.running or self.waiting else self._warmer.starts_at
-
-    def hold(self, seq: SequenceState, max_s: float, waiting_for: tuple[str, ...]) -> None:
-        """Pins the K/V of a sequence that waits for tools, until they are expected to be done, or not at all."""
-        seq.pinned_at = self._clock()
-        seq.pinned_tokens = seq.kv_len
-        seq.waiting_for = waiting_for
-        seq.pinned_until = seq.pinned_at + self._pins.ttl_s(waiting_for, max_s)
-
-    @property
-    def held(self) -> int:
-        """Counts the idle sequences whose K/V is pinned."""
-        now = self._clock()
-        return sum(seq.pinned_until > now for seq in self.idle.values())
+        return None if self.running or self.waiting else self.warmer.starts_at
 
     def finish(self, seq: SequenceState) -> None:
         """Ends the job; K/V stays until the sequence closes or its blocks are needed."""
@@ -133,13 +118,9 @@ class Scheduler:
         """Queues a parked sequence again, if it is; it keeps its turn. No step may be in flight."""
         if seq.id not in self.running and seq.id not in self.waiting:
             self.idle.pop(seq.id, None)
-            self._rewind(seq)
+            self.rewind(seq)
             self.waiting[seq.id] = seq
             self.stalled = False
-
-    def resample(self, seq: SequenceState) -> None:
-        """Rewinds the sequence so that the logits of its last token are computed again."""
-        self._rewind(seq)
 
     def release(self, seq: SequenceState) -> None:
         """Releases all blocks of a closed sequence to the pool."""
@@ -164,7 +145,7 @@ class Scheduler:
 
     def fork(self, seq: SequenceState, child_id: int, arrival: int) -> SequenceState:
         """Forks a child that shares all of the parent's blocks (copy-on-write). No step may be in flight."""
-        self._trim(seq)
+        self._pool.release(seq.trim(self._size))
         child = seq.fork(child_id, arrival)
         for block in child.table:
             self._pool.acquire(block)
@@ -182,7 +163,7 @@ class Scheduler:
             return False
         if self.running or self.waiting:
             return bool(self.running) or any(not self._waits(seq) for seq in self.waiting.values())
-        return (at := self._warmer.starts_at) is not None and self._clock() >= at
+        return (at := self.warmer.starts_at) is not None and self._clock() >= at
 
     @property
     def loading(self) -> bool:
@@ -206,7 +187,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises AssertionError unless the pools and the tiers agree with every sequence known here."""
-        known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self._warmer.prefixes]
+        known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self.warmer.prefixes]
         tables = [seq.table for seq in known]
         self._pool.check(tables if self._tiers is None else [*tables, self._tiers.blocks])
         if self._tiers is not None:
@@ -220,24 +201,34 @@ class Scheduler:
 
     # -- one step
 
-    def schedule(self) -> Step:
-        """Chooses the next step's rows and allocates their blocks."""
+    def schedule(self, drafts: Mapping[int, tuple[int, ...]] = NO_DRAFTS) -> Step:
+        """Chooses the next step's rows and allocates their blocks. `drafts`: proposed tokens by sequence, which run as
+        far as the step has tokens, logits and empty blocks left: nothing is reclaimed or preempted for them."""
         self.take_loaded()
         self._pool.clear_pending()
         rows: dict[int, Row] = {}
         self._now, self._logits = self._clock(), MAX_LOGITS
         self._full, self._soon, self._steps_ahead = False, False, 0
         if not self.running and not self.waiting:
-            warmed = self._warmer.row()
+            warmed = self.warmer.row()
             return self._step([] if warmed is None else [warmed])
-        self._warmer.pause(self._now)
+        self.warmer.pause(self._now)
         waiting = dict(self.waiting)  # a sequence preempted in this step is not admitted in it again
         budget = self._policy.budget(self.running.values(), waiting.values())
         for seq, max_tokens in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
             if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
                 budget += self._admit(seq, rows)
             if seq.id in self.running:
-                budget += self._schedule_row(seq, budget if max_tokens is None else min(budget, max_tokens), rows)
+                left = budget if max_tokens is None else min(budget, max_tokens)
+                change = self._schedule_row(seq, left, rows)
+                if seq.id in drafts and seq.id in rows:
+                    drafted = self._drafts.add(
+                        rows[seq.id], drafts[seq.id], min(left + change, self._logits), len(self.running)
+                    )
+                    self._logits -= drafted
+                    self._policy.charged(seq, drafted)
+                    change -= drafted
+                budget += change
             if budget <= 0:
                 self._soon |= not self._full
                 break
@@ -278,7 +269,7 @@ class Scheduler:
         """Reports the time of a step, sampling included: policies learn from it, or the size of the next chunk that is
         warmed."""
         if any(isinstance(row.seq.job, PrefillJob) for row in step.rows[:1]):
-            self._warmer.took(step.tokens, seconds)
+            self.warmer.took(step.tokens, seconds)
             return
         decodes = sum(row.count == 1 for row in step.rows)
         self._policy.ran(decodes, step.tokens - decodes, seconds)
@@ -287,32 +278,45 @@ class Scheduler:
         """Records a step that ran, or that will run before any later launch: its tokens have K/V, and full blocks are
         published to the prefix cache. A row whose job has ended meanwhile is discarded: it wrote beyond the sequence's
         K/V."""
-        size, publishes = self._size, self._config.prefix_cache
         for row in step.rows:
             seq = row.seq
             if seq.job is None and (not row.state or seq.state != row.state):
+                self._drafts.drop(row)
                 continue
             if isinstance(seq.job, PrefillJob):
                 self.counters.warmed_tokens += row.count
-                self._warmer.ran(row)
+                self.warmer.ran(row)
                 continue
-            old, end = seq.kv_len, row.start + row.count
-            seq.cursor = end
-            if end > old:
-                seq.kv_len = end
+            end = row.start + row.count
+            self._computed(seq, end)
             self.counters.computed(row)
-            if publishes and end // size > old // size:
-                for index in range(old // size, end // size):
-                    self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)
-            if self._states is not None:
+            if self._states is not None and not row.draft:
                 self._states.advance(seq, end, decodes=row.count == 1 and end == len(seq))
         for tiers in self.tiers:
             tiers.ran()
 
+    def accepted(self, row: Row, count: int) -> None:
+        """Records that the first `count` tokens of a row's draft are the sequence's, so that their K/V is valid."""
+        seq = row.seq
+        self._computed(seq, row.end + count)
+        if not self._drafts.accept(row, count):
+            seq.cursor = seq.state_len
+
     # -- parts
 
+    def _computed(self, seq: SequenceState, end: int) -> None:
+        """Records that the tokens before `end` have K/V, and publishes the blocks that they fill."""
+        old, size = seq.kv_len, self._size
+        seq.cursor = end
+        if end <= old:
+            return
+        seq.kv_len = end
+        if self._config.prefix_cache and end // size > old // size:
+            for index in range(old // size, end // size):
+                self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)
+
     def _step(self, rows: list[Row]) -> Step:
-        step = Step(rows, sum(row.count for row in rows))
+        step = Step(rows, sum(row.width for row in rows))
         if self._tiers is not None:
             step.saves = self._tiers.saves(self._tails)
             self._tails.clear()
@@ -325,6 +329,8 @@ class Scheduler:
         """Adds a row for a running sequence, or extends its row, by at most `max_tokens` tokens (chunked prefill).
         Returns the change of the budget: preemption gives tokens back."""
         before = rows.get(seq.id)
+        if before is not None and before.draft:
+            return 0  # it has all of its tokens
         length, cursor = len(seq.tokens), seq.cursor
         assert seq.job is not None
         logits_from = seq.job.logits_from(length)
@@ -351,7 +357,9 @@ class Scheduler:
             except OutOfBlocks:
                 if (states is None or states.is_writable(seq)) and self._reclaim(seq):
                     continue
-                victim = self._policy.victim(self._preemptible(), self._now)
+                greedy = self._pool.greedy  # tenants above their share lose their K/V first
+                others = [each for each in self.running.values() if each.root in greedy] or self.running.values()
+                victim = self._policy.victim(others, self._now)
                 freed += self._preempt_row(victim, rows)
                 if victim is seq:
                     return freed
@@ -399,8 +407,9 @@ class Scheduler:
         self._preempt(seq, copying=row is not None and row.copy is not None)
         if row is None:
             return 0
-        self._policy.charged(seq, -row.count)
-        return row.count
+        self._drafts.drop(row)
+        self._policy.charged(seq, -row.width)
+        return row.width
 
     def _free_blocks_for(self, seq: SequenceState) -> bool:
         """Returns whether a waiting sequence fits whole beside the running ones; reclaims idle ones' blocks for it."""
@@ -420,7 +429,7 @@ class Scheduler:
         if self._config.prefix_cache and seq.kv_len == len(seq.table) * self._size:
             waits, warmed = match_prefix(seq, self._size, self._pool)
             self.counters.warmed_hit_tokens += warmed
-        self._rewind(seq)
+        self.rewind(seq)
         return waits
 
     def _waits(self, seq: SequenceState) -> bool:
@@ -442,7 +451,7 @@ class Scheduler:
         assert seq.job is not None
         return min(seq.kv_len, seq.job.logits_from(len(seq)))
 
-    def _rewind(self, seq: SequenceState) -> None:
+    def rewind(self, seq: SequenceState) -> None:
         """Moves the cursor to the job's next logits, to K/V's end or, of recurrent layers, to a known state if one of
         these is earlier."""
         seq.cursor = self._rewound(seq)
@@ -466,11 +475,6 @@ class Scheduler:
         self._drop(seq)
         return True
 
-    def _preemptible(self) -> Collection[SequenceState]:
-        """Returns the running sequences, or only those of tenants above their share, if there are such."""
-        greedy = self._pool.greedy
-        return [seq for seq in self.running.values() if seq.root in greedy] or self.running.values()
-
     def _preempt(self, seq: SequenceState, *, copying: bool) -> None:
         self.counters.preemptions += 1
         del self.running[seq.id]
@@ -487,14 +491,10 @@ class Scheduler:
         if self._states is not None:
             self._states.release(seq)
 
-    def _trim(self, seq: SequenceState) -> None:
-        """Releases the block allocated for a token that did not come: cached blocks may follow there."""
-        self._pool.release(seq.trim(self._size))
-
     def _forget(self, seq: SequenceState) -> None:
         self.running.pop(seq.id, None)
         self.waiting.pop(seq.id, None)
         self.stalled, self._soon = False, True
-        self._warmer.pause(self._clock())
+        self.warmer.pause(self._clock())
         for tiers in self.tiers:
             tiers.forget(seq.id)

@@ -6,10 +6,14 @@ scheduling, batches or replies.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from engine.core.messages import Generate
+from engine.core.repetition import RepetitionDetector
 from engine.core.request import SequenceState, SpanJob
+from engine.core.sampler import is_greedy, looks_back
 from engine.core.sampling_types import RowSampling
 from engine.model.detokenizer import SpanText, Utf8Decoder
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
@@ -19,10 +23,10 @@ from engine.structured_output.mode_machine import ModeMachine
 _CONTEXT = 8  # tokens before a section: its first characters may depend on them
 
 
-def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampling | None:
-    """Returns the sampling request of the span's next token, after `unknown` tokens in flight; None where it is
-    greedy."""
-    span = job.span
+def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0, draft: tuple[int, ...] = ()) -> RowSampling | None:
+    """Returns the sampling request of the span's next token, after `unknown` tokens in flight or after a `draft`; None
+    where it is greedy."""
+    span, unknown = job.span, unknown + len(draft)
     early = job.produced + unknown < span.min_tokens and (job.modes is None or job.modes.free)
     if job.greedy and not early:
         return None
@@ -31,8 +35,8 @@ def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0) -> RowSampl
         seed=job.seed,
         stream=seq.stream,
         position=len(seq) + unknown,
-        counts=seq.counts,
-        seen=seq.seen() if span.sampling.repetition_penalty != 1.0 else frozenset(),
+        counts=seq.counts + Counter(draft) if draft and job.looks_back else seq.counts,
+        seen=seq.seen() | set(draft) if span.sampling.repetition_penalty != 1.0 else frozenset(),
         banned=job.stop_ids if early else frozenset(),
         logprobs=max(span.logprobs or 0, 1) if span.min_confidence else span.logprobs,
     )
@@ -51,6 +55,25 @@ class SpanState:
         self._make_decoder = make_decoder
         self._eos = eos
 
+    def begin(self, command: Generate, prompt_tokens: int) -> SpanJob:
+        """Returns the job of a span on a sequence of so many tokens."""
+        span = command.span
+        return SpanJob(
+            id=command.request,
+            span=span,
+            seed=command.seed,
+            max_tokens=command.max_tokens,
+            stop_ids=frozenset(span.stop_token_ids) | (frozenset() if span.ignore_eos else self._eos),
+            prompt_tokens=prompt_tokens,
+            greedy=is_greedy(span.sampling) and span.logprobs is None and not span.min_confidence,
+            looks_back=looks_back(span.sampling),
+            reading_prompt=span.prompt_logprobs is not None and not command.begun,
+            prompt_logprobs=[None],
+            announced=command.begun,
+            delivered=command.delivered,
+            repetition=None if span.repetition_detection is None else RepetitionDetector(span.repetition_detection),
+        )
+
     def take(self, seq: SequenceState, job: SpanJob, token: int, logprob: TokenLogprob | None = None) -> bool:
         """Appends a sampled token, and its jump-forward tokens. Returns whether the span goes on, as far as is known.
 
@@ -66,7 +89,8 @@ class SpanState:
                 seq.push(token)
             return False
         if job.modes is not None:
-            job.fresh = self._constrained(seq, job, job.modes, token, logprob)
+            job.token = None
+            job.fresh += self._constrained(seq, job, job.modes, token, logprob)
             return job.fresh[-1].finish_reason is None
         job.produced += 1
         seq.push(token)
@@ -80,10 +104,20 @@ class SpanState:
 
     def outputs(self, seq: SequenceState, job: SpanJob) -> list[SpanOutput]:
         """Returns the outputs since the last time. The last one has a finish reason if the span is over."""
+        self.make_output(seq, job)
         fresh, job.fresh = job.fresh, []
+        return fresh if len(fresh) < 2 else _joined(fresh)
+
+    def make_output(self, seq: SequenceState, job: SpanJob) -> bool:
+        """Makes the output of the newest token before the next one is taken, for `outputs` to return. Returns whether
+        the span goes on."""
         token, job.token = job.token, None
-        if fresh or token is None:
-            return fresh
+        if token is not None:
+            job.fresh += self._output(seq, job, token)
+        return not job.fresh or job.fresh[-1].finish_reason is None
+
+    def _output(self, seq: SequenceState, job: SpanJob, token: int) -> list[SpanOutput]:
+        """Returns the output of the newest token of a span without a constraint."""
         logprobs = () if job.logprob is None else (job.logprob,)
         if job.ended is not None and job.ended[0] == "stop":
             if not job.span.keep_stop_token:
@@ -210,12 +244,17 @@ def _output(
 
 
 def _joined(outputs: list[SpanOutput]) -> list[SpanOutput]:
-    """Joins adjacent outputs of one section."""
+    """Joins adjacent outputs of one section, those of drafts apart."""
     joined = outputs[:1]
     for output in outputs[1:]:
         last = joined[-1]
-        if (last.kind, last.section) == (output.kind, output.section):
-            joined[-1] = replace(output, token_ids=last.token_ids + output.token_ids, text=last.text + output.text)
+        if (last.kind, last.section, last.drafted) == (output.kind, output.section, output.drafted):
+            joined[-1] = replace(
+                output,
+                token_ids=last.token_ids + output.token_ids,
+                text=last.text + output.text,
+                logprobs=last.logprobs + output.logprobs,
+            )
         else:
             joined.append(output)
     return joined

@@ -14,6 +14,7 @@ class Row:
     """`count` tokens of a sequence from position `start` on, in one step.
 
     Logits are needed from position `logits_from` (it may lie past the row). `copy`: a block copy that must precede.
+    `draft`: proposed tokens that follow in the same step, in a row that reaches the sequence's end; each needs logits.
     With `sampled_at` its one token is the sample of that row in the step before, still unknown to the host. `state` is
     the slot of recurrent state that the row advances, and `state_copy` a copy of slots that must precede.
     """
@@ -26,6 +27,12 @@ class Row:
     sampled_at: int | None = None
     state: int = 0
     state_copy: tuple[int, int] | None = None
+    draft: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Returns the number of tokens that the row has in the step, its draft included."""
+        return self.count + len(self.draft)
 
     @property
     def end(self) -> int:
@@ -34,7 +41,7 @@ class Row:
     @property
     def logits(self) -> int:
         """Returns the number of rows of logits."""
-        return max(0, self.end - max(self.start, self.logits_from))
+        return max(0, self.end - max(self.start, self.logits_from)) + len(self.draft)
 
 
 @dataclass(slots=True)

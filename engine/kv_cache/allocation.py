@@ -9,7 +9,7 @@ compares loading a sequence's offloaded blocks from the tiers with computing the
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from engine.core.request import SequenceState
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
@@ -202,3 +202,30 @@ def _offloaded(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple
             break
         found.append((digest, min(size, len(seq) - index * size), tiers.source(digest)))
     return found
+
+
+class IdleSequences(dict[int, SequenceState]):
+    """Sequences, by id, that have no job but K/V worth keeping; and the KV pins of those that wait for something."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._pins = KVPins()
+
+    @property
+    def held(self) -> int:
+        """Counts the sequences whose K/V is pinned."""
+        now = self._clock()
+        return sum(seq.pinned_until > now for seq in self.values())
+
+    def hold(self, seq: SequenceState, max_s: float, waiting_for: tuple[str, ...]) -> None:
+        """Pins the K/V of a sequence that waits for tools, until they are expected to be done, or not at all."""
+        seq.pinned_at = self._clock()
+        seq.pinned_tokens = seq.kv_len
+        seq.waiting_for = waiting_for
+        seq.pinned_until = seq.pinned_at + self._pins.ttl_s(waiting_for, max_s)
+
+    def resumed(self, seq: SequenceState) -> None:
+        """Learns from the wait of a sequence that has a job again, if it had one."""
+        if seq.pinned_at is not None:
+            self._pins.waited(seq.waiting_for, seq.queued_at - seq.pinned_at)

@@ -38,6 +38,7 @@ class StateCheckpoints:
         self._nbytes = nbytes
         self._found = 0
         self._interval = -(-INTERVAL // size) * size
+        self._drafting: set[int] = set()  # slots of the rows that verify a draft
 
     # -- live states
 
@@ -138,6 +139,31 @@ class StateCheckpoints:
                 self.pool.discard(seq.rolling)
             seq.rolling = digest
 
+    # -- drafts
+
+    def before_boundary(self, position: int) -> int:
+        """Returns how many tokens may follow up to the next end of a block, where a checkpoint is due."""
+        return self._size - position % self._size if self._publishes else self._interval
+
+    def begin_draft(self, seq: SequenceState, spare: int) -> tuple[int, int] | None:
+        """Returns the copy of slots that must precede a row with a draft, to a slot beside the live state; None where
+        fewer than `spare` would be left."""
+        if self.pool.available <= spare:
+            return None
+        slot = self.pool.allocate()
+        self._drafting.add(slot)
+        return seq.state, slot
+
+    def end_draft(self, seq: SequenceState, slot: int, end: int | None) -> None:
+        """Makes a draft's slot the live state, for `end` tokens, or gives it up."""
+        self._drafting.remove(slot)
+        if end is None:
+            self.pool.release([slot])
+            return
+        self.pool.release([seq.state])
+        seq.state = slot
+        self.advance(seq, end, decodes=True)
+
     def share(self, child: SequenceState) -> None:
         """Adds a fork's reference to the state that it has of its parent."""
         child.cursor = child.state_len
@@ -223,6 +249,6 @@ class StateCheckpoints:
             assert seq.state != NULL_BLOCK or not seq.state_len, "tokens have no state that stands for them"
             assert seq.state_len <= len(seq), "a state is of tokens that the sequence does not have"
         loading = [] if self.tiers is None else self.tiers.blocks
-        self.pool.check([*([seq.state] for seq in known if seq.state), loading])
+        self.pool.check([*([seq.state] for seq in known if seq.state), loading, sorted(self._drafting)])
         if self.tiers is not None:
             self.tiers.check()

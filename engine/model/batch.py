@@ -231,7 +231,7 @@ class Batching:
     def lay(self, step: Step) -> BatchLayout:
         """Returns the same on the host. Tokens whose K/V exists already write to the null block."""
         rows, size = step.rows, self._size
-        ends = [row.start + row.count for row in rows]
+        ends = [row.start + row.width for row in rows]
         tables = self._filled(rows, ends)
         firsts = np.array([row.start for row in rows])
         cached = np.array([row.seq.kv_len for row in rows])
@@ -244,9 +244,11 @@ class Batching:
             tokens, wanted, starts = [], [], [0]
             for row in rows:
                 first = starts[-1] - row.start  # position p of this row is token first + p of the batch
-                wanted.extend(range(first + max(row.start, row.logits_from), first + row.end))
+                end = row.start + row.width
+                wanted.extend(range(first + max(row.start, row.logits_from), first + end))
                 tokens.extend(row.seq.tokens[row.start : row.end])
-                starts.append(starts[-1] + row.count)
+                tokens.extend(row.draft)
+                starts.append(starts[-1] + row.width)
             row_of = np.repeat(np.arange(len(rows)), np.diff(starts))
             positions = np.arange(len(tokens)) + (firsts - np.array(starts[:-1]))[row_of]
             cached = cached[row_of]

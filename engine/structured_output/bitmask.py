@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -35,26 +36,29 @@ class Masks:
         self._filling: list[Future[list[Filled]]] = []
         self._count = 0
 
-    def start(self, modes: Sequence[ModeMachine]) -> None:
-        """Starts filling row i from `modes[i]`, which must not move before `apply`."""
+    def start(self, modes: Sequence[ModeMachine], drafts: Sequence[tuple[int, ...]] | None = None) -> None:
+        """Starts filling a row from each of `modes`, which must not move before `apply`, and one more after each token
+        of its draft."""
+        drafts = drafts or [()] * len(modes)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
         self.wait()  # a step that failed may have left its threads writing
-        if len(modes) > len(self._bits):
+        starts = list(accumulate((1 + len(draft) for draft in drafts), initial=0))
+        self._count = starts[-1]
+        if self._count > len(self._bits):
             pinned = self._device.type == "cuda"
-            self._bits = torch.zeros(len(modes), words(self._vocab_size), dtype=torch.int32, pin_memory=pinned)
-        rows = self._bits.numpy()[: len(modes)]
+            self._bits = torch.zeros(self._count, words(self._vocab_size), dtype=torch.int32, pin_memory=pinned)
+        rows = self._bits.numpy()
         share = -(-len(modes) // self._threads)  # a task a thread: handing one over costs as much as filling a row
-        self._count = len(modes)
         self._filling = [
-            self._pool.submit(_fill, rows[at : at + share], modes[at : at + share])
+            self._pool.submit(_fill, rows[starts[at] :], modes[at : at + share], drafts[at : at + share])
             for at in range(0, len(modes), share)
         ]
 
     def apply(self, logits: Tensor, rows: Sequence[int]) -> dict[int, ConstraintFailed]:
         """Sets the logits of forbidden tokens to -inf, in place.
 
-        `logits` is (n, vocabulary); `rows[i]` is the row of `modes[i]` of `start`. Returns the errors by row: such a
+        `logits` is (n, vocabulary); `rows[i]` is the row for the i-th row of `start`. Returns the errors by row: such a
         row is left as it was, and its sample is invalid.
         """
         outcomes = self.wait()
@@ -77,15 +81,24 @@ class Masks:
 Filled = bool | ConstraintFailed
 
 
-def _fill(rows: np.ndarray, modes: Sequence[ModeMachine]) -> list[Filled]:
-    """Fills one row; a failure affects no other."""
+def _fill(rows: np.ndarray, modes: Sequence[ModeMachine], drafts: Sequence[tuple[int, ...]]) -> list[Filled]:
+    """Fills the rows of some machines and their drafts; a failure affects no other row."""
     filled: list[Filled] = []
-    for row, each in zip(rows, modes, strict=True):
-        try:
-            filled.append(each.fill(row))
-        except ConstraintFailed as failed:
-            filled.append(failed)
+    for each, draft in zip(modes, drafts, strict=True):
+        filled.append(_filled(each, rows[len(filled)]))
+        ahead = each.lookahead() if draft else each
+        for token in draft:
+            accepted = ahead.accept(token)
+            assert accepted, "a draft is cut where its span's constraint does not take it"
+            filled.append(_filled(ahead, rows[len(filled)]))
     return filled
+
+
+def _filled(modes: ModeMachine, row: np.ndarray) -> Filled:
+    try:
+        return modes.fill(row)
+    except ConstraintFailed as failed:
+        return failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +114,35 @@ class Masking:
 
     def __init__(self, masks: Masks | None) -> None:
         self._masks = masks
-        self._modes: dict[int, ModeMachine] = {}  # by request
+        self._modes: dict[int, tuple[ModeMachine, tuple[int, ...]]] = {}  # by request, with the draft of its row
 
     def start(self, rows: Sequence[Row]) -> None:
         """Starts filling the masks of the rows that sample in this step."""
         self._modes = {}
-        ending = {row.seq.id: row.seq.job for row in rows if row.end == len(row.seq)}
-        for job in ending.values():
+        ending = {row.seq.id: (row.seq.job, row.draft) for row in rows if row.end == len(row.seq)}
+        for job, draft in ending.values():
             leading = job.leader.job if isinstance(job, FollowerJob) else job
             if not isinstance(leading, SpanJob) or leading.modes is None:
                 continue
             if leading.mixture is None or leading.mixture.completed_by(ending.keys()):
-                self._modes[leading.id] = leading.modes
+                self._modes[leading.id] = leading.modes, draft
         if self._modes:
             assert self._masks is not None
-            self._masks.start(list(self._modes.values()))
+            machines, drafts = zip(*self._modes.values(), strict=True)
+            self._masks.start(machines, drafts)
 
     def apply_mask(
-        self, jobs: Sequence[SpanJob], failed: dict[int, ConstraintFailed]
+        self, sampling: Sequence[tuple[int, int]], failed: dict[int, ConstraintFailed]
     ) -> Callable[[Tensor], None] | None:
-        """Returns the function that masks logits with a row for each of `jobs`, noting the rows that failed; None if
-        none is needed."""
+        """Returns the function that masks logits, noting the rows that failed; None if none is needed. `sampling`: the
+        spans that sample, by request, and the length of each one's draft; a span has a row of logits, and one more for
+        each token of its draft."""
         if not self._modes:
             return None
         assert self._masks is not None
-        masks, at = self._masks, {job.id: i for i, job in enumerate(jobs)}
-        rows = [at[id] for id in self._modes]
+        masks, at, first = self._masks, dict[int, range](), 0
+        for request, draft in sampling:
+            at[request] = range(first, first + 1 + draft)
+            first += 1 + draft
+        rows = [row for request in self._modes for row in at[request]]
         return lambda logits: failed.update(masks.apply(logits, rows))

@@ -333,6 +333,13 @@ class ModeMachine:
         copy._places = list(map(forked, self._places))
         return copy
 
+    def lookahead(self) -> Self:
+        """Returns an independent machine at the present place, to try a draft on. It does not roll back beyond that."""
+        place = self._places[-1]
+        copy = type(self)(self._layout, self._body, self._eos, self._ends, self._answer)
+        copy._places = [place if place.matcher is None else replace(place, matcher=place.matcher.fork())]
+        return copy
+
     def _before_body(self) -> Matcher:
         if self._beginning is None:
             self._beginning = self._body.matcher()

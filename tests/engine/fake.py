@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.core.request import SequenceState
 from engine.core.step import Step
 from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.transfers import at_once
 from engine.model.batch import Batching
+from engine.speculation.proposer import DraftTokens, Proposer
 
 VOCAB = 4
 
@@ -45,7 +47,7 @@ class FakeStates:
             assert not self._slots.is_shared(row.state), "a shared state is advanced"
             assert not self._slots.is_published(row.state), "a checkpoint is advanced"
             assert self._states[row.state] == row.seq.tokens[: row.start], "a row begins at another state"
-            self._states[row.state] = row.seq.tokens[: row.end]
+            self._states[row.state] = [*row.seq.tokens[: row.end], *row.draft]
 
     def save(self, pairs: list[tuple[int, torch.Tensor]]) -> None:
         for slot, row in pairs:
@@ -112,8 +114,9 @@ class FakeRunner:
         rows = []
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
-            known = step.rows[index].seq.tokens[: positions[at] + 1]
-            known += tokens[at : at + 1] if step.rows[index].sampled_at is not None else []
+            row = step.rows[index]
+            known = [*row.seq.tokens, *row.draft][: positions[at] + 1]
+            known += tokens[at : at + 1] if row.sampled_at is not None else []
             rows.append(self._logits(batch.block_tables[index].tolist(), known))
         self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
         return self._given
@@ -147,6 +150,23 @@ class FakeRunner:
 
     def _block(self, block: int) -> list[tuple[int, int] | None]:
         return self._cache[block * self._size : (block + 1) * self._size]
+
+
+class PlantedProposer(Proposer):
+    """Proposes the fake model's own tokens, or another one in `wrong` of 256 places, chosen by the text."""
+
+    name = "planted"
+
+    def __init__(self, wrong: int) -> None:
+        self._wrong = wrong
+
+    def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
+        text = list(seq.tokens)
+        for _ in range(budget):
+            token = next_token(text)
+            mark = hashlib.blake2b(bytes(text), digest_size=1, key=b"planted").digest()[0]
+            text.append(1 + token % 3 if mark < self._wrong else token)
+        return DraftTokens(tuple(text[len(seq) :]), (0.9,) * budget)
 
 
 class Letters:

@@ -19,7 +19,9 @@ from engine.core.engine_core import EngineCore
 from engine.ipc.sequence_journal import SequenceJournal
 from engine.kv_cache.block_pool import BlockPool
 from engine.params import GREEDY, Span
-from tests.engine.fake import FakeRunner, Letters, next_token
+from engine.speculation.speculator import Speculator
+from engine.speculation.suffix import SuffixProposer
+from tests.engine.fake import FakeRunner, Letters, PlantedProposer, next_token
 
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=14)  # a small alphabet: prefixes meet often
 pick = st.integers(0, 1000)  # which of the sequences that a rule applies to
@@ -29,6 +31,7 @@ class CoreMachine(RuleBasedStateMachine):
     """Drives a core as a careful client does; `expected` mirrors each sequence's tokens."""
 
     core: EngineCore  # from `start` on
+    wrong: int | None = None  # in 256 drafted tokens; None: no drafts
 
     @initialize(
         blocks=st.integers(5, 14),
@@ -37,9 +40,13 @@ class CoreMachine(RuleBasedStateMachine):
         running=st.integers(1, 5),
         prefix_cache=st.booleans(),
         loop=st.sampled_from(get_args(LoopName)),
+        wrong=st.sampled_from([None, 0, 30, 128, 256]),
     )
-    def start(self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool, loop: LoopName) -> None:
+    def start(
+        self, blocks: int, size: int, budget: int, running: int, prefix_cache: bool, loop: LoopName, wrong: int | None
+    ) -> None:
         self.now = 0.0
+        self.wrong = wrong
         config = EngineConfig(
             "fake", block_size=size, max_batch_tokens=budget, max_running=running, prefix_cache=prefix_cache, loop=loop
         )
@@ -66,7 +73,15 @@ class CoreMachine(RuleBasedStateMachine):
         self.pool = BlockPool(self.blocks)
         queues = self.config.loop == "auto"  # which is the overlapped loop then, of a device that nothing waits for
         self.runner = FakeRunner(self.pool, self.config.block_size, queues=queues)
-        self.core = EngineCore(self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now)
+        self.core = EngineCore(
+            self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now,
+            speculator=self.make_speculator(),
+        )  # fmt: skip
+
+    def make_speculator(self) -> Speculator | None:
+        if self.wrong is None:
+            return None
+        return Speculator([PlantedProposer(self.wrong), SuffixProposer(gram=2)], ("planted", "suffix"), 5)
 
     def send(self, command: m.Command) -> None:
         self.journal.sent(command)

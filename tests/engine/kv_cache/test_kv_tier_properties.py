@@ -35,11 +35,21 @@ class TieredMachine(CoreMachine):
         files=st.sampled_from([0, 0, 3, 40]),
         keep=st.booleans(),
         share=st.sampled_from([0.3, 1.0]),
+        wrong=st.sampled_from([None, None, 0, 60]),
     )
     def start(
-        self, blocks: int, size: int, budget: int, running: int, rows: int, files: int, keep: bool, share: float
+        self,
+        blocks: int,
+        size: int,
+        budget: int,
+        running: int,
+        rows: int,
+        files: int,
+        keep: bool,
+        share: float,
+        wrong: int | None,
     ) -> None:
-        self.now = 0.0
+        self.now, self.wrong = 0.0, wrong
         self.directory = Path(tempfile.mkdtemp(prefix="ponder-tiers-"))
         self.rows, self.most_files, self.keep = rows, files, keep or not files
         self.disk = None
@@ -69,8 +79,9 @@ class TieredMachine(CoreMachine):
             clock=lambda: self.now,
         )
         self.core = EngineCore(
-            self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now, tiers=self.tiers
-        )
+            self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now, tiers=self.tiers,
+            speculator=self.make_speculator(),
+        )  # fmt: skip
 
     @rule(count=st.integers(1, 6))
     def work(self, count: int) -> None:

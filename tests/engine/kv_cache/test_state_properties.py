@@ -30,8 +30,9 @@ class StateMachine(CoreMachine):
         states = StateCheckpoints(self.slots, size, publishes=self.config.prefix_cache)
         states._interval = 2 * size  # so that short prompts have some
         self.core = EngineCore(
-            self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now, states=states
-        )
+            self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now, states=states,
+            speculator=self.make_speculator(),
+        )  # fmt: skip
 
     def teardown(self) -> None:
         super().teardown()
@@ -68,7 +69,7 @@ class TieredStateMachine(TieredMachine):
         states._interval = 2 * size
         self.core = EngineCore(
             self.config, self.runner, self.pool, Letters, (0,), b"secret", lambda: self.now, tiers=self.tiers,
-            states=states,
+            states=states, speculator=self.make_speculator(),
         )  # fmt: skip
 
     def teardown(self) -> None:

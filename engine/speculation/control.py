@@ -1,0 +1,103 @@
+"""Decides how many drafted tokens are worth verifying: by how often such drafts were right, and by what steps cost.
+
+A step of a few tokens more costs little where it is bound by reading weights, and much where it is bound by arithmetic.
+So slots for drafted tokens compete, across sequences, for the largest number of expected tokens per second (Liu et al.
+2024, TurboSpec's goodput). Under load the best number of them is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_BINS = 16  # of confidence
+_PRIOR = 4.0  # drafted tokens that a proposer's own confidence is worth
+_FORGET = 0.99  # weight of what was learnt, for each later draft
+_SMOOTHING = 0.1
+_MIN_GAIN = 1.02  # goodput with drafts, over that without, from which on they are verified
+_MARGINAL = 0.1  # of a step of one token: assumed cost of each further one, before any was measured
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens of the steps that are timed
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Turns a proposer's confidence into the share of such tokens that were right. Forgets, so that a proposer that has
+    failed is tried again now and then."""
+
+    _right: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+    _drafted: list[float] = field(default_factory=lambda: [0.0] * _BINS)
+
+    def probability(self, confidence: float) -> float:
+        at = _bin(confidence)
+        return (self._right[at] + _PRIOR * confidence) / (self._drafted[at] + _PRIOR)
+
+    def learn(self, confidence: float, right: bool) -> None:
+        self.forget(confidence)
+        at = _bin(confidence)
+        self._right[at] += right
+        self._drafted[at] += 1
+
+    def forget(self, confidence: float) -> None:
+        """Lets what was learnt count for a little less."""
+        at = _bin(confidence)
+        self._right[at] *= _FORGET
+        self._drafted[at] *= _FORGET
+
+
+def _bin(confidence: float) -> int:
+    return min(_BINS - 1, max(0, int(confidence * _BINS)))
+
+
+class StepTimes:
+    """Seconds of steps that only decode, by their tokens: measured, smoothed, and between the measured sizes
+    interpolated."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def ran(self, tokens: int, seconds: float) -> None:
+        """Learns from a step."""
+        if seconds <= 0:
+            return  # the clock stood still
+        size = min(_SIZES, key=lambda each: (abs(each - tokens), each))
+        known = self._seconds.get(size)
+        # a single slow step is more likely the machine's doing than the step's
+        taken = seconds if known is None else min(seconds, 4 * known)
+        self._seconds[size] = taken if known is None else known + _SMOOTHING * (taken - known)
+
+    def seconds(self, tokens: int) -> float:
+        """Returns the expected time; it never falls with more tokens. 1 where nothing was measured."""
+        if not self._seconds:
+            return 1.0 + _MARGINAL * (tokens - 1)
+        points = sorted(self._seconds.items())
+        size, least = points[0]
+        if tokens <= size:
+            return least
+        for following, value in points[1:]:
+            value = max(value, least)
+            if tokens <= following:
+                return least + (value - least) * (tokens - size) / (following - size)
+            size, least = following, value
+        return least + (tokens - size) * _MARGINAL * points[0][1]
+
+
+def chosen_lengths(survival: Mapping[int, Sequence[float]], rows: int, times: StepTimes) -> dict[int, int]:
+    """Returns how many drafted tokens of each sequence to verify in a step of `rows` decodes.
+
+    `survival[id][i]` is the probability that the sequence's first i + 1 drafted tokens are all right. Each verified
+    token that is right makes one more token of the step.
+    """
+    slots = sorted(
+        ((probability, -at, id) for id, each in survival.items() for at, probability in enumerate(each)), reverse=True
+    )
+    alone = rows / times.seconds(rows)
+    best, chosen, expected = _MIN_GAIN * alone, 0, float(rows)
+    for taken, (probability, _, _) in enumerate(slots, 1):
+        expected += probability
+        goodput = expected / times.seconds(rows + taken)
+        if goodput > best:
+            best, chosen = goodput, taken
+    lengths: dict[int, int] = {}
+    for _, _, id in slots[:chosen]:
+        lengths[id] = lengths.get(id, 0) + 1
+    return lengths

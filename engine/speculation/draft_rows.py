@@ -1,0 +1,57 @@
+"""Drafts in a step's rows: their blocks, their recurrent states, and what is kept of both once they are verified.
+
+A draft's K/V is written behind the sequence's own, so what is not accepted is overwritten. A recurrent state cannot go
+back: the row runs on a copy, which becomes the live state if all of the draft is accepted. Else the sequence goes on
+from the state before the row, and its next row runs the accepted tokens again, without a draft.
+"""
+
+from __future__ import annotations
+
+from engine.core.step import Row
+from engine.kv_cache.allocation import allocate
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.state_checkpoints import StateCheckpoints
+
+
+class DraftRows:
+    """Adds drafts to rows, and settles them. `size`: tokens of a block."""
+
+    def __init__(self, pool: BlockPool, size: int, states: StateCheckpoints | None) -> None:
+        self._pool = pool
+        self._size = size
+        self._states = states
+
+    def add(self, row: Row, draft: tuple[int, ...], most: int, spare: int) -> int:
+        """Adds at most `most` tokens to a row that reaches its sequence's end, as far as they need no blocks of others
+        and leave `spare` ones free. Returns how many."""
+        seq, states = row.seq, self._states
+        if row.end != len(seq) or row.logits == 0:
+            return 0
+        room = len(seq.table) * self._size - row.end + max(0, self._pool.available - spare) * self._size
+        count = min(len(draft), most, room)
+        if states is not None:
+            count = min(count, states.before_boundary(row.end))
+        if count <= 0:
+            return 0
+        if states is not None:
+            copied = states.begin_draft(seq, spare) if row.count == 1 and row.state_copy is None else None
+            if copied is None:
+                return 0
+            row.state, row.state_copy = copied[1], copied
+        allocate(seq, row.end + count, self._pool, self._size)
+        row.draft = draft[:count]
+        return count
+
+    def accept(self, row: Row, count: int) -> bool:
+        """Settles the state of a row of whose draft `count` tokens were right. Returns whether it stands for them: else
+        the tokens from the row's start on run again."""
+        if self._states is None:
+            return True
+        whole = count == len(row.draft)
+        self._states.end_draft(row.seq, row.state, row.end + count if whole else None)
+        return whole
+
+    def drop(self, row: Row) -> None:
+        """Gives up a row's draft that is not verified."""
+        if self._states is not None and row.draft:
+            self._states.end_draft(row.seq, row.state, None)

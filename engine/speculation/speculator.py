@@ -1,0 +1,228 @@
+"""Proposes drafts for the decodes of the next step, and learns from what became of them.
+
+For each sequence the first proposer, in order, that has an idea proposes; its draft ends before a stop token, at the
+span's length, and where a constraint does not allow it. How much of all drafts is verified is then decided at once
+(`control`). Knows nothing of blocks or devices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from engine.core.request import SequenceState, SpanJob
+from engine.core.step import Row, Step
+from engine.errors import InvalidParameter
+from engine.outputs import SpeculationStats
+from engine.params import Span
+from engine.speculation.control import Calibration, StepTimes, chosen_lengths
+from engine.speculation.proposer import DraftTokens, Proposer
+
+MAX_PENDING = 16  # tokens that a decode may have to run besides: those that a constraint forced
+_TRUST_PRIOR = 6.0  # expected right tokens, before a sequence's own record counts as much as all others'
+
+
+@dataclass(slots=True)
+class _Record:
+    """Outcome of one sequence's drafts."""
+
+    right: float = _TRUST_PRIOR
+    expected: float = _TRUST_PRIOR
+    proposer: str = ""  # of the draft that is being verified
+    confidence: tuple[float, ...] = ()
+    rows: int = 0
+    accepted: int = 0
+
+    @property
+    def trust(self) -> float:
+        return min(1.0, self.right / self.expected)
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Costs of a proposer's drafts, in seconds for a token of each sequence, and how often they are right."""
+
+    token_s: float = 0.0
+    likely: float = 1.0  # probability of a draft's first token, smoothed; of a proposer that is not asked it grows back
+    calibration: Calibration = field(default_factory=Calibration)
+
+
+class Speculator:
+    """Drafts of one core. `order`: the proposers that a span without a wish of its own uses, the first one that has an
+    idea; `max_tokens` of a draft."""
+
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        order: Sequence[str],
+        max_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._proposers = {each.name: each for each in proposers}
+        self._order = tuple(order)
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self._costs = {each.name: _Costs() for each in proposers}
+        self._records: dict[int, _Record] = {}
+        self.times = StepTimes()
+        self._accepted = 0  # in the step that runs
+        self._drafted_at = [0] * max_tokens
+        self._accepted_at = [0] * max_tokens
+        self._steps = self._rows = 0
+        self._saved_s = 0.0
+
+    def check(self, span: Span) -> None:
+        """Raises InvalidParameter where a span names a proposer that the engine does not have."""
+        name = None if span.speculation is None else span.speculation.proposer
+        if name is not None and name != "auto" and name not in self._proposers:
+            accepted = ", ".join(("auto", "off", *self._proposers))
+            raise InvalidParameter("speculation.proposer", f"proposer is {name!r}; accepted: {accepted}.")
+
+    def wanted(self, span: Span) -> bool:
+        """Returns whether drafts may be proposed for a span."""
+        return bool(self._order) if span.speculation is None else span.speculation.proposer != "off"
+
+    def drafts(self, running: Collection[SequenceState]) -> dict[int, tuple[int, ...]]:
+        """Returns the drafts to verify in the next step, by sequence; none beside a prompt that is being read."""
+        asked: list[tuple[SequenceState, SpanJob, int]] = []
+        for seq in running:
+            if seq.remaining > MAX_PENDING:
+                return {}
+            if isinstance(job := seq.job, SpanJob) and job.speculates and (budget := self._budget(job)) > 0:
+                asked.append((seq, job, budget))
+        if not asked:
+            return {}
+        found = self._proposed(asked, sum(seq.remaining for seq in running))
+        survival = {id: self._survival(id, name, draft) for id, (name, draft) in found.items()}
+        for id, (name, _) in found.items():
+            self._costs[name].likely += (survival[id][0] - self._costs[name].likely) * 0.1
+        lengths = chosen_lengths(survival, len(running), self.times)
+        for id, (name, draft) in found.items():
+            record = self._records[id]
+            for confidence in draft.confidence[lengths.get(id, 0) :][:1]:  # one that is not verified
+                self._costs[name].calibration.forget(confidence)
+            if id not in lengths:
+                record.expected += (record.right - record.expected) * 0.01
+            record.proposer, record.confidence = name, draft.confidence[: lengths.get(id, 0)]
+        return {id: found[id][1].tokens[:length] for id, length in lengths.items()}
+
+    def verified(self, row: Row, count: int, *, ended: bool) -> None:
+        """Learns that the first `count` tokens of a row's draft were right, and the next one was not, unless the span
+        `ended` with them."""
+        record = self._records[row.seq.id]
+        costs = self._costs[record.proposer]
+        for at, confidence in enumerate(record.confidence[: len(row.draft)]):
+            self._drafted_at[at] += 1
+            if at < count:
+                self._accepted_at[at] += 1
+            if at > count or (at == count and ended):
+                continue
+            record.right = 0.95 * record.right + (at < count)
+            record.expected = 0.95 * record.expected + costs.calibration.probability(confidence)
+            costs.calibration.learn(confidence, at < count)
+        self._rows += 1
+        self._accepted += count
+
+    def ran(self, step: Step, seconds: float) -> None:
+        """Learns from the time of a step that only decodes."""
+        accepted, self._accepted = self._accepted, 0
+        if not step.rows or any(row.count > MAX_PENDING for row in step.rows):
+            return
+        rows = sum(row.count for row in step.rows)
+        self.times.ran(step.tokens, seconds)
+        if step.tokens > rows:
+            self._steps += 1
+            alone = self.times.seconds(rows)
+            self._saved_s += accepted / rows * alone - (seconds - alone)
+
+    def sampled(self, seq: SequenceState, row: int) -> None:
+        """Reports that a sequence's newest token was sampled from this row of the step's logits."""
+        for each in self._proposers.values():
+            each.sampled(seq, row)
+
+    def ended(self, seq: SequenceState, job: SpanJob) -> None:
+        """Reports a span's end."""
+        for each in self._proposers.values():
+            each.ended(seq, job.prompt_tokens)
+
+    def forget(self, seq: SequenceState) -> None:
+        """Drops what is kept for a sequence that is closed."""
+        self._records.pop(seq.id, None)
+        for each in self._proposers.values():
+            each.forget(seq)
+
+    def stats(self) -> SpeculationStats:
+        return SpeculationStats(
+            drafted=sum(self._drafted_at),
+            accepted=sum(self._accepted_at),
+            rows=self._rows,
+            steps=self._steps,
+            drafted_at=tuple(self._drafted_at),
+            accepted_at=tuple(self._accepted_at),
+            saved_s=self._saved_s,
+        )
+
+    def _budget(self, job: SpanJob) -> int:
+        """Returns the most tokens of a draft: with the sample after it, it reaches the span's length."""
+        early = job.modes is not None and job.produced < job.span.min_tokens  # which tokens may end it depends on modes
+        if early or not job.produced or job.reading_prompt:
+            return 0
+        wish = job.span.speculation
+        most = self._max_tokens if wish is None or wish.max_tokens is None else min(wish.max_tokens, self._max_tokens)
+        return min(most, job.max_tokens - job.produced - 1)
+
+    def _proposed(
+        self, asked: Sequence[tuple[SequenceState, SpanJob, int]], tokens: int
+    ) -> dict[int, tuple[str, DraftTokens]]:
+        """Returns each sequence's draft with its proposer's name."""
+        found: dict[int, tuple[str, DraftTokens]] = {}
+        for name, proposer in self._proposers.items():
+            of_it = [each for each in asked if each[0].id not in found and name in self._names(each[1].span)]
+            if not of_it:
+                continue
+            costs, worth = self._costs[name], self._worth(name, tokens)
+            if proposer.model and costs.likely < worth:
+                costs.likely += (1 - costs.likely) * 0.02
+                continue
+            began = self._clock()
+            drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
+            drafted = max((len(draft.tokens) for draft in drafts), default=0)
+            if drafted:
+                took = (self._clock() - began) / drafted
+                costs.token_s += (min(took, 4 * costs.token_s) - costs.token_s) * 0.1 if costs.token_s else took
+            for (seq, job, budget), draft in zip(of_it, drafts, strict=True):
+                kept = draft.cut(min(budget, _allowed(job, draft.tokens)))
+                if kept.tokens:
+                    self._records.setdefault(seq.id, _Record())
+                    found[seq.id] = name, kept
+        return found
+
+    def _names(self, span: Span) -> tuple[str, ...]:
+        if span.speculation is None or span.speculation.proposer == "auto":
+            return self._order or tuple(self._proposers)
+        return (span.speculation.proposer,)
+
+    def _worth(self, name: str, tokens: int) -> float:
+        """Returns the probability from which on one more drafted token gains time, in a step of so many tokens."""
+        alone = self.times.seconds(tokens)
+        marginal = self.times.seconds(tokens + 4) - alone
+        return min(1.0, (self._costs[name].token_s + marginal / 4) * tokens / alone)
+
+    def _survival(self, id: int, name: str, draft: DraftTokens) -> list[float]:
+        """Returns the probabilities that the draft's first tokens are all right: of one, of two, …"""
+        trust, calibration = self._records[id].trust, self._costs[name].calibration
+        alive, found = 1.0, list[float]()
+        for confidence in draft.confidence:
+            alive *= trust * calibration.probability(confidence)
+            found.append(alive)
+        return found
+
+
+def _allowed(job: SpanJob, tokens: Sequence[int]) -> int:
+    """Counts the first tokens of a draft that may come: none ends the span, and the constraint takes each."""
+    ahead = None if job.modes is None else job.modes.lookahead()
+    for count, token in enumerate(tokens):
+        if token in job.stop_ids or (ahead is not None and not ahead.accept(token)):
+            return count
+    return len(tokens)
