@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,11 @@ from engine.multimodal.encoder_cache import EncoderCache
 from engine.multimodal.image_processor import ImageProcessor
 from engine.multimodal.prompt_images import IMAGE
 from engine.multimodal.vision_encoder import VisionEncoder
+from engine.speculation.draft_model import DraftModel
+from engine.speculation.medusa import Medusa, MedusaHeads, is_medusa
+from engine.speculation.proposer import Proposer
+from engine.speculation.speculator import Speculator
+from engine.speculation.suffix import SuffixProposer
 from engine.structured_output.bitmask import Constraints, Masks
 from engine.structured_output.compiler import Compiler, default_compiler
 
@@ -72,8 +78,8 @@ class EngineParts:
     loaded: Loaded
 
 
-def build(config: EngineConfig) -> EngineParts:
-    """Loads everything that `config` names.
+def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EngineParts:
+    """Loads everything that `config` names. `proposers` are more ones than those that come with the engine.
 
     Raises:
         CheckpointError, UnsupportedArchitecture: see there.
@@ -149,9 +155,10 @@ def build(config: EngineConfig) -> EngineParts:
             nbytes=kv.states.block_nbytes,
             tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
         )
+    runner = _runner(config, decoder, kv, device, max_model_len, images)
     core = EngineCore(
         config,
-        _runner(config, decoder, kv, device, max_model_len, images),
+        runner,
         pool,
         partial(Detokenizer, tokenizer),
         tokenizer.eos_token_ids,
@@ -162,6 +169,7 @@ def build(config: EngineConfig) -> EngineParts:
         images=images,
         tiers=build_tiers(pool, kv, CacheStore(kv, device), device, share=kv_share),
         states=states,
+        speculator=_speculator(config, decoder, path, runner, blocks, proposers),
     )
     return EngineParts(
         core=core,
@@ -178,6 +186,44 @@ def build(config: EngineConfig) -> EngineParts:
             vision=spec.vision is not None,
         ),
     )
+
+
+def _speculator(
+    config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int, more: Sequence[Proposer]
+) -> Speculator:
+    """Returns the proposers of a core, in the order in which they are asked. Those that need no model are always
+    there: a span may ask for them.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: of the draft model.
+        InvalidParameter: the draft model does not fit, or no proposer has the configured name.
+    """
+    proposers: list[Proposer] = [*more, SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
+    auto = [each.name for each in proposers]
+    proposers.append(SuffixProposer("ngram", 2, pooled=False))
+    names = [each.name for each in proposers]
+    if config.speculation not in ("off", "auto", *names):
+        accepted = ", ".join(("off", "auto", *names))
+        hint = "; draft and medusa come with draft_model" if config.speculation in ("draft", "medusa") else ""
+        message = f"speculation is {config.speculation!r}; accepted: {accepted}{hint}."
+        raise InvalidParameter("speculation", message)
+    order = {"off": [], "auto": auto}.get(config.speculation, [config.speculation])
+    return Speculator(proposers, order, config.speculation_tokens)
+
+
+def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:
+    """Loads the draft model or the Medusa heads that are configured."""
+    if config.draft_model is None:
+        return []
+    drafting = resolve(config.draft_model)
+    if not (drafting.is_dir() and is_medusa(drafting)):
+        return [DraftModel.load(drafting, decoder, config, blocks)]
+    if not isinstance(runner, ModelRunner) or (config.deterministic and not decoder.tiled):
+        message = "draft_model has Medusa heads, which read states of the CPU's own kernels; accepted: a draft model."
+        raise InvalidParameter("draft_model", message)
+    medusa = Medusa(MedusaHeads.load(drafting, path, decoder.embedding, tied=decoder.spec.tied_embeddings))
+    runner.keep_states(medusa.keep)
+    return [medusa]
 
 
 def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:

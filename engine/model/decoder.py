@@ -124,18 +124,28 @@ class Decoder:
         return 0 if self.spec.vision is None else self.spec.vision.image_token_id
 
     @property
+    def embedding(self) -> Tensor:
+        """Returns the embedding, (vocab, hidden), which is the output matrix of a model that ties them."""
+        return self._embedding
+
+    @property
     def on_gpu(self) -> bool:
         """Returns whether the Triton kernels run the model, and `forward_step` may be called."""
         return self._gpu is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
-        """Runs one step, writing its K/V to the cache.
+    def forward(
+        self, batch: Batch, kv: KVCache | QuantizedCache, keep: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """Runs one step, writing its K/V to the cache. `keep` takes the final-normed states behind the logits.
 
         Returns:
             Logits after the tokens at `batch.logits_at`: (len(logits_at), vocab) float32.
         """
-        return self.logits(self._run(batch, kv).index_select(0, batch.logits_at))
+        states = self._run(batch, kv).index_select(0, batch.logits_at)
+        if keep is not None:
+            keep(self._norm(states))
+        return self.logits(states)
 
     @torch.inference_mode()
     def forward_step(

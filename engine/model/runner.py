@@ -201,6 +201,17 @@ class ModelRunner:
         self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
         self._kv = kv
         self._batching = Batching(kv.block_size, device, images, decoder.image_token)
+        self._keep: Callable[[Tensor], None] | None = None
+
+    def keep_states(self, keep: Callable[[Tensor], None]) -> None:
+        """Hands the final-normed states behind each step's logits, (rows, hidden), to `keep`.
+
+        Raises:
+            ValueError: it runs tile by tile, where there is no row of them all.
+        """
+        if self._tilewise:
+            raise ValueError("a deterministic runner of torch's layers has no states of a whole step")
+        self._keep = keep
 
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
@@ -209,4 +220,4 @@ class ModelRunner:
         batch = self._batching.make(step)
         if self._tilewise:
             return tilewise(self._decoder.forward, batch, self._kv)
-        return self._decoder.forward(batch, self._kv)
+        return self._decoder.forward(batch, self._kv, self._keep)

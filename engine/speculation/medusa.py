@@ -1,0 +1,120 @@
+"""Proposes what Medusa heads read in the target's own hidden state (Cai et al. 2024).
+
+Head i takes the state from which the newest token was sampled, and predicts the token i places after that one: one
+product for a whole draft, and no second model. The published heads of a checkpoint are read as they are; heads without
+an output matrix of their own share the target's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.core.request import SequenceState
+from engine.errors import CheckpointError
+from engine.model.loader import SINGLE, SafetensorsWeights, read_json
+from engine.speculation.draft_model import request_of, sampled
+from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
+
+
+def is_medusa(path: Path) -> bool:
+    """Returns whether a directory holds Medusa heads: by its `config.json`."""
+    return "medusa_num_heads" in read_json(path / "config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """Residual blocks, (heads, layers) of a weight (hidden, hidden) and a bias (hidden,), and an output matrix
+    (vocab, hidden) of each head."""
+
+    blocks: list[list[tuple[Tensor, Tensor]]]
+    outputs: list[Tensor]
+
+    @classmethod
+    def load(cls, path: Path, base: Path, embedding: Tensor, *, tied: bool = True) -> MedusaHeads:
+        """Reads the heads of the model at `base`, whose embedding (vocab, hidden) is its output matrix if `tied`.
+
+        Raises:
+            CheckpointError: a tensor is missing or of another shape, or the heads were trained on other weights.
+        """
+        config = read_json(path / "config.json")
+        made_for, weights_of_base = config.get("base_sha256"), base / SINGLE
+        known = made_for is None or not weights_of_base.is_file()
+        if not known and made_for != hashlib.sha256(weights_of_base.read_bytes()).hexdigest():
+            raise CheckpointError(
+                f"{path.name} has Medusa heads of other weights than this model's (base_sha256); accepted: the model "
+                f"{config.get('base_model', 'they were trained on')} as it was then, or heads trained anew."
+            )
+        weights, (vocab, hidden) = SafetensorsWeights(path), embedding.shape
+        heads, layers = int(config["medusa_num_heads"]), int(config.get("medusa_num_layers", 1))
+        blocks, outputs = list[list[tuple[Tensor, Tensor]]](), list[Tensor]()
+
+        def read(name: str, *shape: int) -> Tensor:
+            return weights.take(name, shape).to(embedding)
+
+        for head in range(heads):
+            blocks.append(
+                [
+                    (read(f"{head}.{layer}.linear.weight", hidden, hidden), read(f"{head}.{layer}.linear.bias", hidden))
+                    for layer in range(layers)
+                ]
+            )
+            own = f"{head}.{layers}.weight"
+            if own not in weights and not tied:
+                message = (
+                    f"{path.name} has heads without an output matrix ({own}), and {base.name} does not tie its own"
+                )
+                raise CheckpointError(f"{message}; accepted: heads with one.")
+            outputs.append(read(own, vocab, hidden) if own in weights else embedding)
+        return cls(blocks, outputs)
+
+    def logits(self, states: Tensor, head: int) -> Tensor:
+        """Returns logits (rows, vocab), float32, from states (rows, hidden) after the model's final norm."""
+        for weight, bias in self.blocks[head]:
+            states = states + F.silu(F.linear(states, weight, bias))
+        return F.linear(states, self.outputs[head]).float()
+
+
+class Medusa(Proposer):
+    """Drafts by `heads` from the states that the target's runner hands to `keep`."""
+
+    name = "medusa"
+    model = True
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads = heads
+        self._states = torch.empty(0, 0)
+        self._newest: dict[int, tuple[int, Tensor]] = {}  # of a sequence: its length then, and the state
+
+    def keep(self, states: Tensor) -> None:
+        """Takes the final-normed states behind a step's logits, (rows, hidden)."""
+        self._states = states
+
+    def sampled(self, seq: SequenceState, row: int) -> None:
+        self._newest[seq.id] = len(seq), self._states[row]
+
+    @torch.inference_mode()
+    def propose_all(self, asked: Sequence[tuple[SequenceState, int]], min_confidence: float) -> list[DraftTokens]:
+        drafts = {seq.id: NOTHING for seq, _ in asked}
+        drafting = [(seq, budget) for seq, budget in asked if self._newest.get(seq.id, (0,))[0] == len(seq)]
+        for head in range(len(self._heads.blocks)):
+            drafting = [(seq, budget) for seq, budget in drafting if head < budget]
+            if not drafting:
+                break
+            states = torch.stack([self._newest[seq.id][1] for seq, _ in drafting])
+            requests = [request_of(seq, drafts[seq.id].tokens) for seq, _ in drafting]
+            for (seq, _), (token, probability) in zip(
+                drafting, sampled(self._heads.logits(states, head), requests), strict=True
+            ):
+                draft = drafts[seq.id]
+                drafts[seq.id] = DraftTokens((*draft.tokens, token), (*draft.confidence, probability))
+        return [drafts[seq.id] for seq, _ in asked]
+
+    def forget(self, seq: SequenceState) -> None:
+        self._newest.pop(seq.id, None)

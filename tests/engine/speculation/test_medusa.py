@@ -1,0 +1,111 @@
+"""Medusa heads: drafts from the state behind the newest token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import CheckpointError, Engine, EngineConfig, Sampling, Span
+from engine.speculation.medusa import Medusa, MedusaHeads
+from tests.engine.model import tiny
+from tests.engine.speculation.test_same_tokens import Recorder, answers, requests
+from tests.tiny import byte_tokenizer
+
+HIDDEN, HEADS = 96, 3
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose output matrix is its embedding."""
+    path = tmp_path_factory.mktemp("models") / "random-tied"
+    sizes = {"hidden_size": HIDDEN, "head_dim": 32, "intermediate_size": 160, "tie_word_embeddings": True}
+    tiny.build("Qwen3Config", "Qwen3ForCausalLM", sizes).save_pretrained(path)
+    byte_tokenizer().save(str(path / "tokenizer.json"))
+    return path
+
+
+def heads(path: Path, base: Path, scale: float, *, own: bool = False, sha256: str | None = None) -> Path:
+    path.mkdir(exist_ok=True)
+    draw = torch.Generator().manual_seed(3)
+    tensors = {}
+    for head in range(HEADS):
+        tensors[f"{head}.0.linear.weight"] = torch.randn(HIDDEN, HIDDEN, generator=draw) * scale
+        tensors[f"{head}.0.linear.bias"] = torch.randn(HIDDEN, generator=draw) * scale
+        if own:
+            vocab = json.loads((base / "config.json").read_text())["vocab_size"]
+            tensors[f"{head}.1.weight"] = torch.randn(vocab, HIDDEN, generator=draw)
+    save_file(tensors, path / "model.safetensors")
+    known = hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
+    config = {"medusa_num_heads": HEADS, "medusa_num_layers": 1, "base_model": "tied", "base_sha256": sha256 or known}
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_drafts_change_nothing(tied: Path, tmp_path: Path, own: bool) -> None:
+    config = EngineConfig(str(tied), deterministic=True, kv_blocks=400, threads=1)
+    asked = requests(20, seed=31)
+    plain, _ = await answers(config, asked, Recorder())
+    drafting = replace(config, speculation="medusa", draft_model=str(heads(tmp_path / "heads", tied, 0.1, own=own)))
+    got, stats = await answers(drafting, asked, Recorder())
+    assert got == plain
+    assert stats.speculation.drafted > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_the_state_is_the_one_that_the_newest_token_was_sampled_from(
+    tied: Path, tmp_path: Path, dtype: str
+) -> None:
+    """Heads that change nothing read the newest token itself from it, in the C++ kernels and on torch."""
+    config = EngineConfig(
+        str(tied),
+        dtype=dtype,  # type: ignore[arg-type]  # a DType
+        speculation="medusa",
+        draft_model=str(heads(tmp_path / "heads", tied, 0.0)),
+    )
+    proposed: list[tuple[int, int]] = []
+    async with await Engine.start(config) as engine:
+        speculator = engine._core._speculator
+        medusa = speculator._proposers["medusa"]
+        assert isinstance(medusa, Medusa)
+        whole = medusa.propose_all
+
+        def recorded(asked, min_confidence):  # type: ignore[no-untyped-def]  # stands for propose_all
+            drafts = whole(asked, min_confidence)
+            proposed.extend((seq.tokens[-1], draft.tokens[0]) for (seq, _), draft in zip(asked, drafts, strict=True))
+            return drafts
+
+        medusa.propose_all = recorded  # type: ignore[method-assign]
+        async with await engine.open(range(3, 40)) as seq:
+            await seq.generate_all(Span(Sampling(temperature=0.0), max_tokens=12, ignore_eos=True))
+    assert len(proposed) > 3
+    assert all(newest == draft for newest, draft in proposed)
+
+
+def test_a_head_is_residual_blocks_before_an_output_matrix(tied: Path, tmp_path: Path) -> None:
+    path = heads(tmp_path / "heads", tied, 0.3)
+    output = load_file(tied / "model.safetensors")["model.embed_tokens.weight"].float()
+    made, stored = MedusaHeads.load(path, tied, output), load_file(path / "model.safetensors")
+    states = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    for head in range(HEADS):
+        inner = states @ stored[f"{head}.0.linear.weight"].T + stored[f"{head}.0.linear.bias"]
+        expected = (states + inner * torch.sigmoid(inner)) @ output.T
+        torch.testing.assert_close(made.logits(states, head), expected, rtol=1e-4, atol=1e-4)
+
+
+async def test_heads_of_other_weights_are_refused(tied: Path, tmp_path: Path) -> None:
+    path = heads(tmp_path / "heads", tied, 0.1, sha256="0" * 64)
+    with pytest.raises(CheckpointError, match="heads of other weights"):
+        await Engine.start(EngineConfig(str(tied), draft_model=str(path)))
+
+
+async def test_heads_without_a_matrix_need_a_model_that_ties_its_own(wide_model: Path, tmp_path: Path) -> None:
+    path = heads(tmp_path / "heads", wide_model, 0.1)
+    with pytest.raises(CheckpointError, match="output matrix"):
+        await Engine.start(EngineConfig(str(wide_model), draft_model=str(path)))
