@@ -199,7 +199,6 @@ def _speculator(
         InvalidParameter: the draft model does not fit, or no proposer has the configured name.
     """
     proposers: list[Proposer] = [*more, SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
-    auto = [each.name for each in proposers]
     proposers.append(SuffixProposer("ngram", 2, pooled=False))
     names = [each.name for each in proposers]
     if config.speculation not in ("off", "auto", *names):
@@ -207,7 +206,7 @@ def _speculator(
         hint = "; draft and medusa come with draft_model" if config.speculation in ("draft", "medusa") else ""
         message = f"speculation is {config.speculation!r}; accepted: {accepted}{hint}."
         raise InvalidParameter("speculation", message)
-    order = {"off": [], "auto": auto}.get(config.speculation, [config.speculation])
+    order = {"off": [], "auto": names}.get(config.speculation, [config.speculation])
     return Speculator(proposers, order, config.speculation_tokens)
 
 

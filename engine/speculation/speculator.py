@@ -1,7 +1,7 @@
 """Proposes drafts for the decodes of the next step, and learns from what became of them.
 
-For each sequence the first proposer, in order, that has an idea proposes; its draft ends before a stop token, at the
-span's length, and where a constraint does not allow it. How much of all drafts is verified is then decided at once
+Proposers are asked in order, cheap ones first, until one is likely to be right. A draft ends before a stop token, at
+the span's length, and where a constraint does not allow it. How much of all drafts is verified is then decided at once
 (`control`). Knows nothing of blocks or devices.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.core.request import SequenceState, SpanJob
 from engine.core.step import Row, Step
@@ -20,6 +21,7 @@ from engine.speculation.control import Calibration, StepTimes, chosen_lengths
 from engine.speculation.proposer import DraftTokens, Proposer
 
 MAX_PENDING = 16  # tokens that a decode may have to run besides: those that a constraint forced
+_LIKELY = 0.6  # probability of a draft's first token from which on no other proposer is asked
 _TRUST_PRIOR = 6.0  # expected right tokens, before a sequence's own record counts as much as all others'
 
 
@@ -46,6 +48,20 @@ class _Costs:
     token_s: float = 0.0
     likely: float = 1.0  # probability of a draft's first token, smoothed; of a proposer that is not asked it grows back
     calibration: Calibration = field(default_factory=Calibration)
+
+    def took(self, seconds: float, tokens: int) -> None:
+        """Learns the time of drafts of up to so many tokens."""
+        if tokens:
+            each = seconds / tokens
+            self.token_s += (min(each, 4 * self.token_s) - self.token_s) * 0.1 if self.token_s else each
+
+
+class _Proposed(NamedTuple):
+    """A draft, and the probabilities that its first tokens are all right."""
+
+    proposer: str
+    draft: DraftTokens
+    survival: list[float]
 
 
 class Speculator:
@@ -94,18 +110,15 @@ class Speculator:
         if not asked:
             return {}
         found = self._proposed(asked, sum(seq.remaining for seq in running))
-        survival = {id: self._survival(id, name, draft) for id, (name, draft) in found.items()}
-        for id, (name, _) in found.items():
-            self._costs[name].likely += (survival[id][0] - self._costs[name].likely) * 0.1
-        lengths = chosen_lengths(survival, len(running), self.times)
-        for id, (name, draft) in found.items():
+        lengths = chosen_lengths({id: each.survival for id, each in found.items()}, len(running), self.times)
+        for id, (name, draft, _) in found.items():
             record = self._records[id]
             for confidence in draft.confidence[lengths.get(id, 0) :][:1]:  # one that is not verified
                 self._costs[name].calibration.forget(confidence)
             if id not in lengths:
                 record.expected += (record.right - record.expected) * 0.01
             record.proposer, record.confidence = name, draft.confidence[: lengths.get(id, 0)]
-        return {id: found[id][1].tokens[:length] for id, length in lengths.items()}
+        return {id: found[id].draft.tokens[:length] for id, length in lengths.items()}
 
     def verified(self, row: Row, count: int, *, ended: bool) -> None:
         """Learns that the first `count` tokens of a row's draft were right, and the next one was not, unless the span
@@ -172,31 +185,32 @@ class Speculator:
         most = self._max_tokens if wish is None or wish.max_tokens is None else min(wish.max_tokens, self._max_tokens)
         return min(most, job.max_tokens - job.produced - 1)
 
-    def _proposed(
-        self, asked: Sequence[tuple[SequenceState, SpanJob, int]], tokens: int
-    ) -> dict[int, tuple[str, DraftTokens]]:
-        """Returns each sequence's draft with its proposer's name."""
-        found: dict[int, tuple[str, DraftTokens]] = {}
+    def _proposed(self, asked: Sequence[tuple[SequenceState, SpanJob, int]], tokens: int) -> dict[int, _Proposed]:
+        """Returns each sequence's best draft: the next proposer is asked while the first token is not likely enough."""
+        best: dict[int, _Proposed] = {}
         for name, proposer in self._proposers.items():
-            of_it = [each for each in asked if each[0].id not in found and name in self._names(each[1].span)]
-            if not of_it:
-                continue
+            of_it = [
+                each
+                for each in asked
+                if name in self._names(each[1].span)
+                and (each[0].id not in best or best[each[0].id].survival[0] < _LIKELY)
+            ]
             costs, worth = self._costs[name], self._worth(name, tokens)
-            if proposer.model and costs.likely < worth:
+            if not of_it or (proposer.model and costs.likely < worth):
                 costs.likely += (1 - costs.likely) * 0.02
                 continue
             began = self._clock()
             drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
-            drafted = max((len(draft.tokens) for draft in drafts), default=0)
-            if drafted:
-                took = (self._clock() - began) / drafted
-                costs.token_s += (min(took, 4 * costs.token_s) - costs.token_s) * 0.1 if costs.token_s else took
+            costs.took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
             for (seq, job, budget), draft in zip(of_it, drafts, strict=True):
                 kept = draft.cut(min(budget, _allowed(job, draft.tokens)))
-                if kept.tokens:
-                    self._records.setdefault(seq.id, _Record())
-                    found[seq.id] = name, kept
-        return found
+                if not kept.tokens:
+                    continue
+                survival = self._survival(self._records.setdefault(seq.id, _Record()), name, kept)
+                costs.likely += (survival[0] - costs.likely) * 0.1
+                if seq.id not in best or sum(survival) > sum(best[seq.id].survival):
+                    best[seq.id] = _Proposed(name, kept, survival)
+        return best
 
     def _names(self, span: Span) -> tuple[str, ...]:
         if span.speculation is None or span.speculation.proposer == "auto":
@@ -209,12 +223,12 @@ class Speculator:
         marginal = self.times.seconds(tokens + 4) - alone
         return min(1.0, (self._costs[name].token_s + marginal / 4) * tokens / alone)
 
-    def _survival(self, id: int, name: str, draft: DraftTokens) -> list[float]:
+    def _survival(self, record: _Record, name: str, draft: DraftTokens) -> list[float]:
         """Returns the probabilities that the draft's first tokens are all right: of one, of two, …"""
-        trust, calibration = self._records[id].trust, self._costs[name].calibration
+        calibration = self._costs[name].calibration
         alive, found = 1.0, list[float]()
         for confidence in draft.confidence:
-            alive *= trust * calibration.probability(confidence)
+            alive *= record.trust * calibration.probability(confidence)
             found.append(alive)
         return found
 
