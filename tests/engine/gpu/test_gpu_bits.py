@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine import EngineConfig
 from tests.engine import test_deterministic as on_a_cpu
+from tests.engine.speculation import test_same_tokens as drafted
 
 checkpoint = on_a_cpu.checkpoint  # the fixture
 
@@ -33,3 +35,21 @@ def test_mixes_chunks_and_the_cache_change_no_bit(checkpoint: Path) -> None:
 
     alone, mixed = asyncio.run(run())
     assert mixed[::-1] == alone
+
+
+@pytest.mark.slow
+def test_drafts_change_no_bit(checkpoint: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = drafted.requests(60 if device == "cuda" else 4, seed=2)
+    asked = [replace(each, span=replace(each.span, max_tokens=9)) for each in asked]
+    dtype: Any = "bfloat16" if device == "cuda" else "float16"
+    same: dict[str, Any] = {
+        "kernels": "triton",
+        "device": device,
+        "max_running": 8,
+        "kv_blocks": 400,
+        "deterministic": True,
+    }
+    found, _ = asyncio.run(drafted.both(EngineConfig(str(checkpoint), dtype=dtype, **same), asked, 0.2))
+    assert found.accepted > 0
