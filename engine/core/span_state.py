@@ -206,6 +206,8 @@ class SpanState:
     def _begin_section(self, before: list[int], job: SpanJob, kind: Kind) -> None:
         decoder = self._make_decoder()
         decoder.push(before)
+        if job.section:  # no character reaches over a marker
+            decoder.flush()
         marked = job.span.constraint is not None and job.span.constraint.layout.begin is not None
         stops = kind == "text" or (kind == "body" and not marked)
         job.text = SpanText(decoder, job.span.stop if stops else ())
