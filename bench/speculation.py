@@ -52,7 +52,7 @@ Part = dict[str, Any]  # Any: plain JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class DraftedAnswer:
     """One answer: its tokens, the steps that sampled them, and the seconds after its first token."""
 
     tokens: tuple[int, ...]
@@ -60,7 +60,7 @@ class Answered:
     seconds: float
 
 
-async def answered(engine: Engine, prompt: Sequence[int], span: Span, tenant: str = "") -> Answered:
+async def answered(engine: Engine, prompt: Sequence[int], span: Span, tenant: str = "") -> DraftedAnswer:
     tokens: list[int] = []
     steps, first, last = 0, 0.0, 0.0
     async with await engine.open(prompt, tenant=tenant) as seq:
@@ -69,7 +69,7 @@ async def answered(engine: Engine, prompt: Sequence[int], span: Span, tenant: st
             first = first or last
             tokens += out.token_ids
             steps += bool(out.token_ids) and not out.drafted
-    return Answered(tuple(tokens), steps, last - first)
+    return DraftedAnswer(tuple(tokens), steps, last - first)
 
 
 def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
@@ -115,7 +115,7 @@ async def _of_ability(
 ) -> Part:
     """Each case without drafts, then with each proposer's, in an order that turns; the tokens must be the same."""
     turns = ["off", *proposers]
-    made: dict[str, list[Answered]] = {who: [] for who in turns}
+    made: dict[str, list[DraftedAnswer]] = {who: [] for who in turns}
     for at, case in enumerate(cases):
         prompt = engine.tokenizer.apply_chat_template(
             case.prompt.as_json(), tools=list(case.prompt.tools) or None, enable_thinking=case.prompt.enable_thinking

@@ -55,7 +55,7 @@ from engine.multimodal.prompt_images import IMAGE
 from engine.multimodal.vision_encoder import VisionEncoder
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.medusa import Medusa, MedusaHeads, is_medusa
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposer import Proposer, plugins
 from engine.speculation.speculator import Speculator
 from engine.speculation.suffix import SuffixProposer
 from engine.structured_output.bitmask import Constraints, Masks
@@ -198,7 +198,7 @@ def _speculator(
         CheckpointError, UnsupportedArchitecture: of the draft model.
         InvalidParameter: the draft model does not fit, or no proposer has the configured name.
     """
-    proposers: list[Proposer] = [*more, SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
+    proposers: list[Proposer] = [*more, *plugins(), SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
     proposers.append(SuffixProposer("ngram", 2, pooled=False))
     names = [each.name for each in proposers]
     if config.speculation not in ("off", "auto", *names):

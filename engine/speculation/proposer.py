@@ -6,10 +6,16 @@ position, and a drafted token counts where it is that sample. So a proposer chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import entry_points
+from typing import NamedTuple, TypeVar
 
 from engine.core.request import SequenceState
+
+GROUP = "ponder.proposers"  # of entry points: each names a subclass of Proposer, or a function that returns one
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class DraftTokens(NamedTuple):
@@ -50,3 +56,46 @@ class Proposer:
 
     def forget(self, seq: SequenceState) -> None:
         """Drops what is kept for a sequence that is closed."""
+
+
+class PluginProposer(Proposer):
+    """A proposer of another package. One that raises is reported and asked no more: a guess is never worth a crash."""
+
+    def __init__(self, inner: Proposer) -> None:
+        self.name, self.model = inner.name, inner.model
+        self._inner: Proposer | None = inner
+
+    def propose_all(self, asked: Sequence[tuple[SequenceState, int]], min_confidence: float) -> list[DraftTokens]:
+        nothing = [NOTHING] * len(asked)
+        drafts = self._guarded(lambda inner: inner.propose_all(asked, min_confidence), nothing)
+        return [draft.cut(budget) for draft, (_, budget) in zip(drafts, asked, strict=True)]
+
+    def sampled(self, seq: SequenceState, row: int) -> None:
+        self._guarded(lambda inner: inner.sampled(seq, row), None)
+
+    def ended(self, seq: SequenceState, start: int) -> None:
+        self._guarded(lambda inner: inner.ended(seq, start), None)
+
+    def forget(self, seq: SequenceState) -> None:
+        self._guarded(lambda inner: inner.forget(seq), None)
+
+    def _guarded(self, call: Callable[[Proposer], T], otherwise: T) -> T:
+        if self._inner is None:
+            return otherwise
+        try:
+            return call(self._inner)
+        except Exception:
+            log.exception("the proposer %s failed, and is asked no more", self.name)
+            self._inner = None
+            return otherwise
+
+
+def plugins() -> Iterator[PluginProposer]:
+    """Loads the proposers of other packages; one that cannot be loaded is reported."""
+    for point in entry_points(group=GROUP):
+        try:
+            made = point.load()()
+            assert isinstance(made, Proposer), f"{point.value} returns no engine.speculation.Proposer"
+            yield PluginProposer(made)
+        except Exception:
+            log.exception("the proposer %s cannot be loaded", point.name)
