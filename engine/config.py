@@ -66,7 +66,7 @@ class EngineConfig:
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     speculation: str = "off"  # proposer of drafts: off, auto, suffix, ngram, draft, medusa or a plugin's
-    speculation_tokens: int = 8  # the most tokens of a draft
+    speculation_tokens: int = 16  # the most tokens of a draft
     draft_model: str | None = None  # a small model of the same vocabulary, or Medusa heads of this one, as `model`
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (

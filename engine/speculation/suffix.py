@@ -22,7 +22,8 @@ MAX_MATCH = 64  # tokens that are compared
 MAX_OCCURRENCES = 12  # newest ones that are compared
 FEED = 4096  # tokens that are indexed at once: a long prompt takes several steps, each some milliseconds longer
 MAX_POOL = 32_768  # tokens of answers that are kept for a tenant
-MAX_TENANTS = 64
+MAX_TENANTS = 32
+MAX_INDEXES = 128  # sequences whose index is kept: of one that comes back it is made anew
 _BITS = 20  # of a token in a key; larger ids, of images, share keys and are told apart by the comparison
 
 
@@ -84,7 +85,7 @@ class SuffixProposer(Proposer):
         self.name = name
         self._gram = gram
         self._pooled = pooled
-        self._indexes: dict[int, GramIndex] = {}
+        self._indexes: OrderedDict[int, GramIndex] = OrderedDict()  # used last at the end
         self._pools: OrderedDict[bytes, tuple[GramIndex, list[int]]] = OrderedDict()
         self._predictions: dict[int, tuple[SpanJob, GramIndex]] = {}
 
@@ -147,6 +148,9 @@ class SuffixProposer(Proposer):
         index = self._indexes.get(seq.id)
         if index is None or index.length > len(seq.tokens):  # it was cut
             index = self._indexes[seq.id] = GramIndex(self._gram)
+            if len(self._indexes) > MAX_INDEXES:
+                self._indexes.popitem(last=False)
+        self._indexes.move_to_end(seq.id)
         if index.length < len(seq.tokens):
             index.extend(seq.tokens[index.length : index.length + FEED])
         return index

@@ -11,9 +11,11 @@ from engine.params import Span, Speculation
 from engine.speculation.proposer import NOTHING
 from engine.speculation.suffix import (
     FEED,
+    MAX_INDEXES,
     MAX_MATCH,
     MAX_OCCURRENCES,
     MAX_POOL,
+    MAX_TENANTS,
     GramIndex,
     SuffixProposer,
     longest_match,
@@ -105,7 +107,10 @@ def test_the_pool_of_answers_is_bounded() -> None:
     assert proposer.propose(sequence(list(range(newest, newest + 4)), id=2), 1).tokens == (newest + 4,)
     for n in range(100):
         proposer.ended(sequence([1, 2, 3, 4, 5], root=b"%d" % n), 0)
-    assert len(proposer._pools) == 64
+    assert len(proposer._pools) == MAX_TENANTS
+    for n in range(500):
+        proposer.propose(sequence([1, 2, 3, 4, 5], id=1000 + n), 1)
+    assert len(proposer._indexes) == MAX_INDEXES
 
 
 def test_a_prediction_is_proposed_from_its_beginning_and_found_again_after_a_change() -> None:
