@@ -1,7 +1,7 @@
 """A trained model as a directory in Hugging Face format, which `transformers` and our engine load unchanged.
 
-Weights go out in bfloat16 under the names they were trained with. Knows nothing of training: it takes a model and a
-tokenizer.
+Weights go out in bfloat16 under the names they were trained with; a model all of whose layers attend goes out as a
+Qwen3, which computes the same under other names. Knows nothing of training: it takes a model and a tokenizer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from training.torch_model import Model, ModelConfig
@@ -41,7 +41,16 @@ _NAMED_ALIKE = (
 )  # fmt: skip
 
 
+_QWEN3_NAMES = (
+    ("operator_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"), ("embedding_norm", "norm"),
+    ("q_layernorm", "q_norm"), ("k_layernorm", "k_norm"), ("out_proj", "o_proj"),
+    ("feed_forward.w1", "mlp.gate_proj"), ("feed_forward.w3", "mlp.up_proj"), ("feed_forward.w2", "mlp.down_proj"),
+)  # fmt: skip
+
+
 def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
+    if "conv" not in config.layer_types:
+        return _qwen3_config(config, tokenizer)
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
@@ -60,6 +69,50 @@ def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, 
         "pad_token_id": token_id(tokenizer, END_OF_TEXT),
         "torch_dtype": "bfloat16",
     }
+
+
+def _qwen3_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        **{name: getattr(config, name) for name in _NAMED_ALIKE},
+        "num_hidden_layers": len(config.layer_types),
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "bos_token_id": None,
+        "eos_token_id": token_id(tokenizer, TURN_END),
+        "pad_token_id": token_id(tokenizer, END_OF_TEXT),
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _qwen3_name(name: str) -> str:
+    """Returns Qwen3's name of a weight."""
+    for ours, theirs in _QWEN3_NAMES:
+        name = name.replace(f".{ours}.", f".{theirs}.")
+    return name
+
+
+def load(model: Path) -> Model:
+    """Reads back a model that `export` wrote, in float32. Raises ValueError for one of another family."""
+    document = json.loads((model / "config.json").read_text("utf-8"))
+    if qwen3 := document.get("model_type") == "qwen3":
+        config = ModelConfig(
+            layer_types=("full_attention",) * document["num_hidden_layers"], rms_norm_eps=document["rms_norm_eps"],
+            **{name: document[name] for name in _NAMED_ALIKE},
+        )  # fmt: skip
+    else:
+        config = model_config(model)
+    made, weights = Model(config), load_file(model / "model.safetensors")
+    named = {name: weights[_qwen3_name(name) if qwen3 else name].float() for name in made.state_dict()}
+    made.load_state_dict(named)
+    return made
 
 
 def model_config(model: Path) -> ModelConfig:
@@ -113,7 +166,10 @@ def export(
     model: Model, tokenizer: Tokenizer, out: Path, name: str = "pebble", dtype: torch.dtype = torch.bfloat16
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in model.state_dict().items()}
+    renamed = str if "conv" in model.config.layer_types else _qwen3_name
+    weights = {
+        renamed(name): weight.detach().to("cpu", dtype).contiguous() for name, weight in model.state_dict().items()
+    }
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     _write(out / "config.json", hugging_face_config(model.config, tokenizer))
     _write(out / "generation_config.json", _generation_config(tokenizer))
