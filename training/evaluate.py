@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
-from engine import GREEDY, Engine, EngineConfig, Span
+from engine import GREEDY, Engine, EngineConfig, Sampling, Span, SpanResult
 from engine.structured_output.layout import Constrained
 from engine.tool_parsers import choose_parser, read_tools
 from training import reply
@@ -63,26 +63,40 @@ def held(engine: Engine, case: Case) -> Constrained | None:
     return Constrained(plan.body, replace(plan.layout, think=(opening, closing)))
 
 
-async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[ModelReply]:
-    """Returns the model's messages, greedily sampled, until it calls no more tools."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the model: the tokens before it, its own without the end of the turn, and what they say."""
+
+    prompt: list[int]
+    result: SpanResult
+    reply: ModelReply
+
+
+async def turns(engine: Engine, case: Case, sampling: Sampling = GREEDY, *, free: bool = False) -> list[Turn]:
+    """Returns the model's messages, until it calls no more tools."""
     constraint = None if free else held(engine, case)
     messages = case.prompt.as_json()
     tools = list(case.prompt.tools) or None
-    said: list[ModelReply] = []
-    while len(said) < MAX_TURNS:
+    taken: list[Turn] = []
+    while len(taken) < MAX_TURNS:
         prompt = engine.tokenizer.apply_chat_template(
             messages, tools=tools, enable_thinking=case.prompt.enable_thinking
         )
         async with await engine.open(prompt) as sequence:
-            result = await sequence.generate_all(Span(GREEDY, max_tokens=MAX_TOKENS, constraint=constraint))
+            result = await sequence.generate_all(Span(sampling, max_tokens=MAX_TOKENS, constraint=constraint))
         text = engine.tokenizer.decode(result.token_ids, skip_special=False)  # the markers are in no section
         made = reply.read(text, ended=result.finish_reason == "stop")
-        said.append(made)
+        taken.append(Turn(prompt, result, made))
         if case.answer_call is None or not made.calls or made.broken:
             break
         messages.append(Message("assistant", made.content, made.thinking, made.calls).as_json())
         messages += [Message("tool", case.answer_call(call)).as_json() for call in made.calls]
-    return said
+    return taken
+
+
+async def replies(engine: Engine, case: Case, *, free: bool = False) -> list[ModelReply]:
+    """Returns what the model says in its messages, greedily sampled."""
+    return [turn.reply for turn in await turns(engine, case, free=free)]
 
 
 def judged(case: Case, said: Sequence[ModelReply]) -> Verdict:

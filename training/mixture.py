@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -151,9 +151,14 @@ def _procedural_row(rng: Random, progress: float, tokenizer: Tokenizer) -> Train
 
 def row(rng: Random, made: Conversation, tokenizer: Tokenizer) -> TrainingRow:
     """Returns a conversation as it is trained on."""
+    return row_of(rng, segments(made), tokenizer)
+
+
+def row_of(rng: Random, parts: Iterable[tuple[str, bool]], tokenizer: Tokenizer) -> TrainingRow:
+    """Returns the parts of a conversation, as `segments` has them, as they are trained on."""
     ids, weights, words, near = list[int](), list[float](), list[int](), list[Label | None]()
     answers, questions, question = list[Span](), list[Span](), (0, 0)
-    for text, written in segments(made):
+    for text, written in parts:
         part, begin = tokenizer.encode(text, add_special_tokens=False), len(ids)
         near += labels(text, part.offsets, begin, near[-1] if near else None)
         words += _words(text, part.offsets)

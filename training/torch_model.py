@@ -177,6 +177,10 @@ class Model(nn.Module):
         """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
         return self._hidden(tokens)[0]
 
+    def guided(self, tokens: Tensor) -> tuple[Tensor, list[Scored]]:
+        """Returns the last normed states, and the head of each role."""
+        return self._hidden(tokens)
+
     def _hidden(self, tokens: Tensor) -> tuple[Tensor, list[Scored]]:
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         x = self.model.embed_tokens(tokens)

@@ -1,0 +1,233 @@
+"""Measures drafters without an engine: `python -m training.distil.acceptance`.
+
+Speculative decoding keeps the drafted tokens that the target samples itself, so a verified prefix is the target's own
+answer, and one pass over that answer says of every place whether a drafter's guess there is right. What a run of the
+engine would draft and keep is then counted. Prompts are the evaluation's, which training never used. Knows nothing of
+training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine import Engine, EngineConfig, Sampling
+from training import export
+from training.abilities import ABILITIES
+from training.distil import heads
+from training.distil.answers import states
+from training.evaluate import SEED, turns
+from training.plans import computes_bfloat16
+from training.torch_model import Model
+from training.train_tokenizer import TURN_END
+
+TEMPERATURES = (0.0, 0.7)
+LONGEST_DRAFT = 4
+
+Guesses = Callable[[Sequence["HeldOutAnswer"]], list[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutAnswer:
+    """The target's answer to a prompt of the evaluation, with the turn's end where it has one."""
+
+    ability: str
+    case: int
+    temperature: float
+    prompt: list[int]
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Sums over steps: each drafts tokens, keeps those before the first wrong one, and samples one more."""
+
+    steps: int = 0
+    tokens: int = 0  # of answers, but for the first, which the prompt's pass gives
+    drafted: int = 0
+    kept: tuple[int, ...] = (0,) * LONGEST_DRAFT  # steps that keep the first, second, … drafted token
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        return Acceptance(
+            self.steps + other.steps,
+            self.tokens + other.tokens,
+            self.drafted + other.drafted,
+            tuple(a + b for a, b in zip(self.kept, other.kept, strict=True)),
+        )
+
+    @property
+    def share(self) -> float:
+        """Of the drafted tokens, those that were kept."""
+        return sum(self.kept) / max(1, self.drafted)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / max(1, self.steps)
+
+
+def simulate(right: Tensor, k: int) -> Acceptance:
+    """Counts the steps of one answer, with `k` tokens drafted in each.
+
+    `right[t, j]`, (answer − 1, at least `k`): whether the guess for token t + 1 + j is the target's, when the tokens up
+    to t are known. Nothing is drafted behind a right guess of the turn's end.
+    """
+    steps = drafted = at = 0
+    kept = [0] * LONGEST_DRAFT
+    rows: list[list[bool]] = right.tolist()
+    while at < len(rows):
+        left = min(k, len(rows) - at)
+        run = next((place for place in range(left) if not rows[at][place]), left)
+        steps += 1
+        drafted += run if run == left else k
+        for place in range(run):
+            kept[place] += 1
+        at += run + 1
+    return Acceptance(steps, len(rows), drafted, tuple(kept))
+
+
+def draft_guesses(draft: Model, answers: Sequence[HeldOutAnswer], *, bfloat16: bool = False) -> list[Tensor]:
+    """Returns for each answer whether the draft's greedy guesses are right, as `simulate` reads it."""
+    found = []
+    embedding = draft.model.embed_tokens.weight.detach()
+    for each, hidden in zip(answers, _states(draft, answers, bfloat16), strict=True):
+        guessed = (hidden.float() @ embedding.T).argmax(-1)  # of each token, from all before it
+        right = guessed == torch.tensor(each.tokens)
+        size = len(right) - 1
+        found.append(torch.stack([_padded(right[1 + j :], size) for j in range(LONGEST_DRAFT)], dim=1))
+    return found
+
+
+@torch.inference_mode()
+def head_guesses(
+    base: Model, drafter: heads.MedusaHeads, answers: Sequence[HeldOutAnswer], *, bfloat16: bool = False
+) -> list[Tensor]:
+    """Returns for each answer whether the heads' greedy guesses are right, as `simulate` reads it."""
+    found = []
+    embedding = base.model.embed_tokens.weight
+    for each, hidden in zip(answers, _states(base, answers, bfloat16), strict=True):
+        # Token t is sampled from state t, and head j guesses t + 1 + j from it.
+        guessed = (drafter(hidden.float()) @ embedding.T).argmax(-1)  # (answer, heads)
+        tokens, size = torch.tensor(each.tokens), len(each.tokens) - 1
+        right = [guessed[: max(0, size - j), j] == tokens[1 + j :] for j in range(drafter.count)]
+        found.append(torch.stack([_padded(column, size) for column in right], dim=1))
+    return found
+
+
+def _padded(column: Tensor, size: int) -> Tensor:
+    """Fills up to `size`: there is nothing to guess behind the end."""
+    return F.pad(column, (0, size - len(column)))
+
+
+def _states(model: Model, answers: Sequence[HeldOutAnswer], bfloat16: bool) -> list[Tensor]:
+    return states(model, [(each.prompt, each.tokens) for each in answers], bfloat16=bfloat16)
+
+
+async def held_out(model: Path, n: int, temperatures: Sequence[float] = TEMPERATURES) -> list[HeldOutAnswer]:
+    """Asks `n` cases of each ability of the evaluation, to the end of their tool calls."""
+    found = []
+    async with await Engine.start(EngineConfig(model=str(model), threads=1)) as engine:
+        end = engine.tokenizer.token_id(TURN_END)
+        assert end is not None, "the bundled tokenizer has it"
+        for ability in ABILITIES:
+            cases = ability.cases(Random(f"{SEED}-{ability.name}"), n)
+            asked = [(at, temperature) for temperature in temperatures for at in range(n)]
+            taken = await asyncio.gather(
+                *(turns(engine, cases[at], Sampling(temperature, seed=at), free=True) for at, temperature in asked)
+            )
+            for (at, temperature), said in zip(asked, taken, strict=True):
+                for turn in said:
+                    ended = [end] if turn.result.finish_reason == "stop" else []
+                    tokens = [*turn.result.token_ids, *ended]
+                    found.append(HeldOutAnswer(ability.name, at, temperature, turn.prompt, tokens))
+            print(f"{ability.name}: {len(taken)} cases", flush=True)
+    return found
+
+
+def interval(each: Sequence[Acceptance], draws: int = 1000) -> tuple[float, float]:
+    """95% of the shares of resampled cases lie in it (the bootstrap)."""
+    rng = Random(SEED)
+    counts = [(sum(one.kept), one.drafted) for one in each]
+    shares = []
+    for _ in range(draws):
+        kept, drafted = map(sum, zip(*rng.choices(counts, k=len(counts)), strict=True))
+        shares.append(kept / max(1, drafted))
+    shares.sort()
+    return shares[int(draws * 0.025)], shares[int(draws * 0.975)]
+
+
+def by_case(answers: Sequence[HeldOutAnswer], rights: Sequence[Tensor], k: int) -> list[Acceptance]:
+    """Returns the acceptance of each case, over its turns."""
+    found: dict[tuple[str, int], Acceptance] = defaultdict(Acceptance)
+    for each, right in zip(answers, rights, strict=True):
+        found[each.ability, each.case] += simulate(right, k)
+    return list(found.values())
+
+
+def total(each: Sequence[Acceptance]) -> Acceptance:
+    return sum(each, Acceptance())
+
+
+def table(answers: Sequence[HeldOutAnswer], rights: Sequence[Tensor], k: int, *, tasks: bool) -> str:
+    """Writes for each number of drafted tokens the shares that are kept; with `tasks` also of each ability at `k`."""
+    lines = [
+        "| measured | drafted | cases | steps | kept | 95% interval | tokens a step | kept by place |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    groups = [("all", size) for size in range(1, k + 1)]
+    groups += [(ability.name, k) for ability in ABILITIES] if tasks else []
+    for name, size in groups:
+        chosen = [at for at, each in enumerate(answers) if name in ("all", each.ability)]
+        if not chosen:
+            continue
+        cases = by_case([answers[at] for at in chosen], [rights[at] for at in chosen], size)
+        whole, (low, high) = total(cases), interval(cases)
+        places = ", ".join(f"{kept / max(1, whole.steps):.0%}" for kept in whole.kept[:size])
+        lines.append(
+            f"| {name} | {size} | {len(cases)} | {whole.steps} | {whole.share:.1%} | {low:.1%} – {high:.1%} | "
+            f"{whole.tokens_per_step:.2f} | {places} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m training.distil.acceptance", description="Measure the drafters.")
+    parser.add_argument("--models", type=Path, default=Path("models"))
+    parser.add_argument("--draft", type=Path, default=None, help="instead of the bundled one")
+    parser.add_argument("--heads", type=Path, default=None, help="instead of the bundled ones")
+    parser.add_argument("-n", type=int, default=20, help="cases of each ability")
+    parser.add_argument("--held-out", type=Path, default=Path("build/training/held-out.json"), help="kept answers")
+    parser.add_argument("--tasks", action="store_true", help="a row for each ability, too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    base_path, bfloat16 = arguments.models / "pebble", computes_bfloat16("cpu")
+    if arguments.held_out.exists():
+        kept = [HeldOutAnswer(**row) for row in json.loads(arguments.held_out.read_text("utf-8"))]
+    else:
+        kept = asyncio.run(held_out(base_path, arguments.n))
+        arguments.held_out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.held_out.write_text(json.dumps([asdict(row) for row in kept]), encoding="utf-8")
+    draft = export.load(arguments.draft or arguments.models / "pebble-draft")
+    found = heads.load(arguments.heads or arguments.models / "pebble-medusa")
+    base = export.load(base_path)
+    for temperature in TEMPERATURES:
+        answers = [each for each in kept if each.temperature == temperature and len(each.tokens) > 1]
+        print(f"\ndraft, the target at temperature {temperature}, {len(answers)} answers\n")
+        rights = draft_guesses(draft, answers, bfloat16=bfloat16)
+        print(table(answers, rights, LONGEST_DRAFT, tasks=arguments.tasks))
+        print(f"\nheads, the target at temperature {temperature}, {len(answers)} answers\n")
+        rights = head_guesses(base, found, answers, bfloat16=bfloat16)
+        print(table(answers, rights, found.count, tasks=arguments.tasks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Trains the draft model on the base's answers, each with the base's distribution at every token of it.
+
+The draft has the base's tokenizer and learns nothing but its answers: the cross-entropy to the base's distribution at
+`TEMPERATURE`, which is what a sampled token is drawn from (Hinton et al., 2015; Zhou et al., 2024, DistillSpec), and
+the targets of `training.alignment`, without which so small a model does not learn to copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training import export, mixture
+from training.distil import answers
+from training.distil.answers import Answer
+from training.distil.distillation import Distillation, DistilPlan, rows_of
+from training.torch_model import Model, missed
+from training.train_tokenizer import END_OF_TEXT, token_id
+
+TEMPERATURE = 0.7
+GUIDANCE = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
+SHORT = 64  # tokens: of a longer answer, a thought most often, each counts less
+LARGEST_BATCH, SPREAD = 3072, 1.3  # tokens that go through the draft at once, and their lengths' spread
+PLAN = DistilPlan(steps=2000, batch=24, matrix_lr=0.01, adam_lr=2e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """An answer and the states that the base sampled it from, (answer, hidden_size)."""
+
+    answer: Answer
+    states: Tensor
+
+
+def lessons(work: Path, tokenizer: Tokenizer) -> list[Lesson]:
+    """Reads the answers of which the text has the tokens that were sampled, which is nearly all."""
+    found = []
+    for each, states in answers.read(work):
+        text = tokenizer.decode(list(each.tokens), skip_special_tokens=False)
+        if tuple(tokenizer.encode(text, add_special_tokens=False).ids) == each.tokens:
+            found.append(Lesson(each, states))
+    return found
+
+
+def row_of(lesson: Lesson, tokenizer: Tokenizer) -> mixture.TrainingRow:
+    """Returns an answer behind its prompt: its own tokens are learned, and where all are to look."""
+    text = tokenizer.decode(list(lesson.answer.tokens), skip_special_tokens=False)
+    row = mixture.row_of(Random(0), (*lesson.answer.read, (text, True)), tokenizer)
+    size = len(lesson.answer.tokens)
+    weights = [0.0] * (len(row.tokens) - size) + [min(1.0, (SHORT / size) ** 0.5)] * size
+    return mixture.TrainingRow(row.tokens, weights, row.alignment)
+
+
+class DraftStudent:
+    """Learns from `batch` answers a step."""
+
+    def __init__(
+        self, draft: Model, embedding: Tensor, learned: Sequence[Lesson], tokenizer: Tokenizer, plan: DistilPlan
+    ) -> None:
+        self.module = draft
+        self.plan = plan
+        self._embedding = embedding.detach()
+        self._lessons = learned
+        self._tokenizer = tokenizer
+        self._padding = token_id(tokenizer, END_OF_TEXT)
+
+    def backward(self, step: int) -> float:
+        taken = rows_of(self._lessons, step, self.plan.batch, self.plan.seed)
+        rows = [(row_of(each, self._tokenizer), each.states) for each in taken]
+        rows.sort(key=lambda each: -len(each[0].tokens))
+        states = [each for _, each in rows]
+        count = sum(sum(row.weights) for row, _ in rows)
+        lost = 0.0
+        for batch in mixture.batches([row for row, _ in rows], LARGEST_BATCH, self._padding, SPREAD):
+            here, states = states[: len(batch.tokens)], states[len(batch.tokens) :]
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.plan.bfloat16):
+                learned, roles = self._losses(batch, torch.cat(here))
+            ((learned + torch.tensor(GUIDANCE) @ roles) / count).backward()
+            lost += learned.item()
+        return lost / count
+
+    def _losses(self, batch: mixture.TrainingBatch, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the sum of the cross-entropies to the base's distributions, (), and of each role's loss, (roles,)."""
+        hidden, scored = self.module.guided(batch.tokens)
+        learned = batch.weights[:, 1:] > 0
+        logits = F.linear(hidden[:, :-1][learned], self.module.model.embed_tokens.weight)
+        with torch.no_grad():
+            wanted = (F.linear(states.float(), self._embedding).float() / TEMPERATURE).softmax(-1)
+        with torch.autocast("cpu", enabled=False):
+            roles = [missed(*each, batch.spans[:, role]) for role, each in enumerate(scored)]
+        losses = F.cross_entropy(logits.float(), wanted, reduction="none")
+        return losses @ batch.weights[:, 1:][learned], torch.stack(roles)
+
+
+def train(base: Path, start: Path, work: Path, plan: DistilPlan, *, resume: bool = True) -> Model:
+    """Goes on with the draft in `start` on the answers in `work` / answers."""
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    draft = export.load(start)
+    embedding = export.load(base).model.embed_tokens.weight
+    learned = lessons(work / "answers", tokenizer)
+    run = Distillation(plan, DraftStudent(draft, embedding, learned, tokenizer, plan), work / "pebble-draft")
+    if resume:
+        run.resume()
+    run.run()
+    return draft
