@@ -64,7 +64,7 @@ def held(engine: Engine, case: Case) -> Constrained | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ModelTurn:
     """One message of the model: the tokens before it, its own without the end of the turn, and what they say."""
 
     prompt: list[int]
@@ -72,12 +72,12 @@ class Turn:
     reply: ModelReply
 
 
-async def turns(engine: Engine, case: Case, sampling: Sampling = GREEDY, *, free: bool = False) -> list[Turn]:
+async def turns(engine: Engine, case: Case, sampling: Sampling = GREEDY, *, free: bool = False) -> list[ModelTurn]:
     """Returns the model's messages, until it calls no more tools."""
     constraint = None if free else held(engine, case)
     messages = case.prompt.as_json()
     tools = list(case.prompt.tools) or None
-    taken: list[Turn] = []
+    taken: list[ModelTurn] = []
     while len(taken) < MAX_TURNS:
         prompt = engine.tokenizer.apply_chat_template(
             messages, tools=tools, enable_thinking=case.prompt.enable_thinking
@@ -86,7 +86,7 @@ async def turns(engine: Engine, case: Case, sampling: Sampling = GREEDY, *, free
             result = await sequence.generate_all(Span(sampling, max_tokens=MAX_TOKENS, constraint=constraint))
         text = engine.tokenizer.decode(result.token_ids, skip_special=False)  # the markers are in no section
         made = reply.read(text, ended=result.finish_reason == "stop")
-        taken.append(Turn(prompt, result, made))
+        taken.append(ModelTurn(prompt, result, made))
         if case.answer_call is None or not made.calls or made.broken:
             break
         messages.append(Message("assistant", made.content, made.thinking, made.calls).as_json())

@@ -15,7 +15,6 @@ from training.export import export, load
 from training.torch_model import Model, ModelConfig
 from training.train_tokenizer import MARKS, SPECIAL
 
-
 ATTENDING = replace(TINY, layer_types=("full_attention",) * 2)
 
 

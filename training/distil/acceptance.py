@@ -32,7 +32,7 @@ from training.torch_model import Model
 from training.train_tokenizer import TURN_END
 
 TEMPERATURES = (0.0, 0.7)
-LONGEST_DRAFT = 4
+MAX_DRAFTED = 4
 
 Guesses = Callable[[Sequence["HeldOutAnswer"]], list[Tensor]]
 
@@ -55,7 +55,7 @@ class Acceptance:
     steps: int = 0
     tokens: int = 0  # of answers, but for the first, which the prompt's pass gives
     drafted: int = 0
-    kept: tuple[int, ...] = (0,) * LONGEST_DRAFT  # steps that keep the first, second, … drafted token
+    kept: tuple[int, ...] = (0,) * MAX_DRAFTED  # steps that keep the first, second, … drafted token
 
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(
@@ -82,7 +82,7 @@ def simulate(right: Tensor, k: int) -> Acceptance:
     to t are known. Nothing is drafted behind a right guess of the turn's end.
     """
     steps = drafted = at = 0
-    kept = [0] * LONGEST_DRAFT
+    kept = [0] * MAX_DRAFTED
     rows: list[list[bool]] = right.tolist()
     while at < len(rows):
         left = min(k, len(rows) - at)
@@ -103,7 +103,7 @@ def draft_guesses(draft: Model, answers: Sequence[HeldOutAnswer], *, bfloat16: b
         guessed = (hidden.float() @ embedding.T).argmax(-1)  # of each token, from all before it
         right = guessed == torch.tensor(each.tokens)
         size = len(right) - 1
-        found.append(torch.stack([_padded(right[1 + j :], size) for j in range(LONGEST_DRAFT)], dim=1))
+        found.append(torch.stack([_padded(right[1 + j :], size) for j in range(MAX_DRAFTED)], dim=1))
     return found
 
 
@@ -223,7 +223,7 @@ def main() -> None:
         answers = [each for each in kept if each.temperature == temperature and len(each.tokens) > 1]
         print(f"\ndraft, the target at temperature {temperature}, {len(answers)} answers\n")
         rights = draft_guesses(draft, answers, bfloat16=bfloat16)
-        print(table(answers, rights, LONGEST_DRAFT, tasks=arguments.tasks))
+        print(table(answers, rights, MAX_DRAFTED, tasks=arguments.tasks))
         print(f"\nheads, the target at temperature {temperature}, {len(answers)} answers\n")
         rights = head_guesses(base, found, answers, bfloat16=bfloat16)
         print(table(answers, rights, found.count, tasks=arguments.tasks))

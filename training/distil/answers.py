@@ -30,7 +30,7 @@ TEMPERATURES = (0.0, 0.7)  # an answer at each
 TURNS = 3  # of a conversation that are answered
 MAX_TOKENS = 640  # of an answer
 CONVERSATIONS = 128  # of a shard
-LARGEST_BATCH = 4096  # tokens that go through the base at once
+MAX_BATCH_TOKENS = 4096  # tokens that go through the base at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def states(base: Model, rows: Sequence[tuple[Sequence[int], Sequence[int]]], *, 
     found: dict[int, Tensor] = {}
     while order:
         longest = sum(map(len, rows[order[0]]))
-        batch, order = order[: max(1, LARGEST_BATCH // longest)], order[max(1, LARGEST_BATCH // longest) :]
+        batch, order = order[: max(1, MAX_BATCH_TOKENS // longest)], order[max(1, MAX_BATCH_TOKENS // longest) :]
         tokens = torch.zeros(len(batch), longest, dtype=torch.long)
         for row, at in enumerate(batch):
             whole = [*rows[at][0], *rows[at][1]]

@@ -27,7 +27,7 @@ from training.train_tokenizer import END_OF_TEXT, token_id
 TEMPERATURE = 0.7
 GUIDANCE = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
 SHORT = 64  # tokens: of a longer answer, a thought most often, each counts less
-LARGEST_BATCH, SPREAD = 3072, 1.3  # tokens that go through the draft at once, and their lengths' spread
+MAX_BATCH_TOKENS, SPREAD = 3072, 1.3  # tokens that go through the draft at once, and their lengths' spread
 PLAN = DistilPlan(steps=2000, batch=24, matrix_lr=0.01, adam_lr=2e-3)
 
 
@@ -78,7 +78,7 @@ class DraftStudent:
         states = [each for _, each in rows]
         count = sum(sum(row.weights) for row, _ in rows)
         lost = 0.0
-        for batch in mixture.batches([row for row, _ in rows], LARGEST_BATCH, self._padding, SPREAD):
+        for batch in mixture.batches([row for row, _ in rows], MAX_BATCH_TOKENS, self._padding, SPREAD):
             here, states = states[: len(batch.tokens)], states[len(batch.tokens) :]
             with torch.autocast("cpu", torch.bfloat16, enabled=self.plan.bfloat16):
                 learned, roles = self._losses(batch, torch.cat(here))
