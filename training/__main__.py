@@ -1,15 +1,17 @@
 """`python -m training`: remake the bundled models with one command.
 
-Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer. Stop
-it at any time; `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not
-committed). `--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with
-the weights of a model that was published, where its checkpoint is gone.
+Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer and
+then learns from Pebble's answers, and of its Medusa heads, which learn from those alone. Stop it at any time;
+`--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not committed).
+`--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with the weights
+of a model that was published, where its checkpoint is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -18,10 +20,12 @@ import torch
 from tokenizers import Tokenizer
 
 from training import card, evaluate, export, mixture, plans, team, train_tokenizer
+from training.distil import acceptance, answers, draft, heads
 from training.text import prose
 from training.trainer import Plan, Trainer, train
 
 CURVES = Path("docs/img")
+ASKED = 16  # cases of each ability, when a drafter is measured
 MAX_PROCESSES = 8  # a step on a CPU has some twenty conversations to share out
 
 
@@ -53,8 +57,8 @@ def compiles(device: str) -> bool:
     return device == "cpu" and shutil.which("g++") is not None
 
 
-def make(name: plans.Name, arguments: argparse.Namespace) -> None:
-    """Trains, exports, evaluates and describes one of the models."""
+def trained(name: plans.Name, arguments: argparse.Namespace) -> Trainer:
+    """Trains a model on the mixture, and exports it."""
     plan = plans.plan(
         name,
         arguments.device,
@@ -64,7 +68,7 @@ def make(name: plans.Name, arguments: argparse.Namespace) -> None:
         start=arguments.start,
         processes=arguments.processes or min(MAX_PROCESSES, torch.get_num_threads()),
     )
-    work, out = arguments.work / name, arguments.out / name
+    work = arguments.work / name
     if arguments.start is not None:
         arguments.work.mkdir(parents=True, exist_ok=True)
         shutil.copy(arguments.start / "tokenizer.json", arguments.work / "tokenizer.json")
@@ -72,19 +76,66 @@ def make(name: plans.Name, arguments: argparse.Namespace) -> None:
     team.start(plan.members, train, plan, arguments.work / "tokenizer.json", work, arguments.begin)
     trainer = Trainer(plan, trained, work)
     trainer.resume()
+    export.export(trainer.model, trainer.tokenizer, arguments.out / name, name)
+    return trainer
 
-    export.export(trainer.model, trainer.tokenizer, out, name)
+
+def describe(name: plans.Name, trainer: Trainer, arguments: argparse.Namespace) -> None:
+    """Evaluates an exported model, and writes its card."""
+    out, plan = arguments.out / name, trainer.plan
     results = evaluate.run(out, arguments.questions)
-    longest = longest_conversation(trained, plan.seed)
+    longest = longest_conversation(trainer.tokenizer, plan.seed)
     threads = plan.members if plan.members > 1 else torch.get_num_threads()  # members of a team have one each
     card.write(trainer, results, out, name, card.hardware(plan.device, threads), longest)
-    card.plot(work / "losses.jsonl", CURVES / f"{name}-loss.png", name)
+    card.plot(trainer.work / "losses.jsonl", CURVES / f"{name}-loss.png", name)
+
+
+def make_base(arguments: argparse.Namespace) -> None:
+    """Makes Pebble."""
+    describe("pebble", trained("pebble", arguments), arguments)
+
+
+def make_draft(arguments: argparse.Namespace) -> None:
+    """Makes the draft: trains it as Pebble is, or begins with one that is there (`--from`), then distils it.
+
+    The card is written where the draft was trained here: it tells of the whole run.
+    """
+    base, out = arguments.out / "pebble", arguments.out / "pebble-draft"
+    trainer = None if arguments.start is not None else trained("pebble-draft", arguments)
+    learned = answers.generate(base, arguments.work, arguments.seed)
+    resume = arguments.begin == "resume"
+    run = draft.train(base, arguments.start or out, learned, arguments.work / "distilled", draft.PLAN, resume=resume)
+    export.export(run.student.module, Tokenizer.from_file(str(base / "tokenizer.json")), out, "pebble-draft")
+    held_out = acceptance.read_or_ask(base, ASKED, learned / f"held-out-{ASKED}.json")
+    measured = acceptance.report(
+        held_out, partial(acceptance.draft_guesses, run.student.module), acceptance.MAX_DRAFTED
+    )
+    print(measured)
+    if trainer is not None:
+        (trainer.work / card.REMARKS).write_text(draft.remarks(run, measured), encoding="utf-8")
+        describe("pebble-draft", trainer, arguments)
+
+
+def make_heads(arguments: argparse.Namespace) -> None:
+    """Makes the Medusa heads of the Pebble that is there."""
+    base, out = arguments.out / "pebble", arguments.out / "pebble-medusa"
+    learned = answers.generate(base, arguments.work, arguments.seed)
+    resume = arguments.begin == "resume"
+    run = heads.train(base, learned, arguments.work / "pebble-medusa", heads.PLAN, resume=resume)
+    heads.save(run.student.module, base, out)
+    held_out = acceptance.read_or_ask(base, ASKED, learned / f"held-out-{ASKED}.json")
+    guesses = partial(acceptance.head_guesses, export.load(base), run.student.module)
+    measured = acceptance.report(held_out, guesses, heads.COUNT)
+    heads.describe(run, measured, card.hardware("cpu", torch.get_num_threads()), out)
+
+
+MAKERS = {"pebble": make_base, "pebble-draft": make_draft, "pebble-medusa": make_heads}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", choices=("pebble", "pebble-draft"), help="one of the two models")
+    parser.add_argument("--only", choices=tuple(MAKERS), help="one of the models")
     parser.add_argument(
         "--processes",
         type=int,
@@ -116,8 +167,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/training"), help="checkpoints, tokenizer and logs")
     parser.add_argument("--out", type=Path, default=Path("models"))
     arguments = parser.parse_args()
-    for name in (arguments.only,) if arguments.only else ("pebble", "pebble-draft"):
-        make(name, arguments)
+    for name in (arguments.only,) if arguments.only else MAKERS:
+        MAKERS[name](arguments)
 
 
 if __name__ == "__main__":

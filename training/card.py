@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 from training import mixture, pass_at_k
@@ -37,12 +38,12 @@ with `python -m training.evaluate --model models/{name} -n {asked}`.
 
 - **Data**: conversations written by the generators in `training/tasks`, in these shares of the tokens: {shares}. Word
   lists, made-up words, made-up tools and encyclopaedic paragraphs about made-up things fill the templates; real prose
-  comes from the docstrings of the Python standard library and of packages that Ponder depends on. Nothing was taken
-  from the web or distilled from another model's answers. Puzzles whose hash ends in 0, 1 or 2 (`training/puzzle.py`)
+  comes from the docstrings of the Python standard library and of packages that Ponder depends on. {taken}
+  Puzzles whose hash ends in 0, 1 or 2 (`training/puzzle.py`)
   were never trained on.
-- **Shape**: LFM2 ({layers} layers, of which {convolutions} are gated short convolutions, width {hidden},
-  feed-forward {intermediate}, {heads} query and {kv_heads} key-value heads of {head_dim}, tied embedding), vocabulary
-  {vocab} (byte-level BPE, digits single), rope base {theta:,.0f}.
+- **Shape**: {family}, width {hidden}, feed-forward {intermediate}, {heads} query and {kv_heads}
+  key-value heads of {head_dim}, tied embedding, vocabulary {vocab} (byte-level BPE,
+  digits single), rope base {theta:,.0f}.
 - **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding). Each
   conversation draws its own difficulty, up to {hardest}. Muon at {matrix_lr} for the matrices
   and AdamW at {adam_lr} for the embedding and norms; warm-up, a constant stretch, a linear fall over the last
@@ -81,6 +82,21 @@ PURPOSES = {
         "to guess ahead for Pebble (speculative decoding) and to be the small end of a cascade, not to be talked to."
     ),
 }
+
+
+TAKEN = {
+    "pebble": "Nothing was taken\n  from the web or distilled from another model's answers.",
+    "pebble-draft": "Nothing was taken\n  from the web; Pebble's own answers were distilled.",
+}
+
+
+def _family(layer_types: Sequence[str]) -> str:
+    layers, convolutions = len(layer_types), layer_types.count("conv")
+    return (
+        f"LFM2, {layers} layers, of which {convolutions} are gated short convolutions"
+        if convolutions
+        else (f"Qwen3, {layers} layers")
+    )
 
 
 def hardware(device: str, threads: int) -> str:
@@ -141,8 +157,8 @@ def write(
         if rows
         else "",
         shares=", ".join(f"{task} {share / sum(shares.values()):.0%}" for task, share in shares.items()),
-        layers=len(plan.model.layer_types),
-        convolutions=plan.model.layer_types.count("conv"),
+        family=_family(plan.model.layer_types),
+        taken=TAKEN[name],
         hidden=plan.model.hidden_size,
         intermediate=plan.model.intermediate_size,
         heads=plan.model.num_attention_heads,

@@ -14,6 +14,8 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from random import Random
 
@@ -25,7 +27,7 @@ from engine import Engine, EngineConfig, Sampling
 from training import export
 from training.abilities import ABILITIES
 from training.distil import heads
-from training.distil.answers import states
+from training.distil.answers import folder, states
 from training.evaluate import SEED, turns
 from training.plans import computes_bfloat16
 from training.torch_model import Model
@@ -33,6 +35,14 @@ from training.train_tokenizer import TURN_END
 
 TEMPERATURES = (0.0, 0.7)
 MAX_DRAFTED = 4
+
+EXPLAINED = """\
+Counted over Pebble's own answers to {asked} cases of each ability of its evaluation, whose seeds, phrasings, names,
+tool schemas and puzzles were never trained on; calls are not held to their schemas. "Kept" is the share of the drafted
+tokens that were accepted, "tokens a step" the tokens that one pass of Pebble gives, "kept by place" the share of steps
+that keep the first, second, … drafted token. The interval is the bootstrap's over cases, at 95%. Remake it with
+`python -m training.distil.acceptance -n {asked}`.\
+"""
 
 Guesses = Callable[[Sequence["HeldOutAnswer"]], list[Tensor]]
 
@@ -177,56 +187,80 @@ def total(each: Sequence[Acceptance]) -> Acceptance:
     return sum(each, Acceptance())
 
 
-def table(answers: Sequence[HeldOutAnswer], rights: Sequence[Tensor], k: int, *, tasks: bool) -> str:
-    """Writes for each number of drafted tokens the shares that are kept; with `tasks` also of each ability at `k`."""
+def table(answers: Sequence[HeldOutAnswer], rights: Sequence[Tensor], k: int, *, abilities: bool = False) -> str:
+    """Writes the shares that are kept of 1 to `k` drafted tokens, and the mean of the abilities' shares; with
+    `abilities` each of them, too."""
     lines = [
         "| measured | drafted | cases | steps | kept | 95% interval | tokens a step | kept by place |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    groups = [("all", size) for size in range(1, k + 1)]
-    groups += [(ability.name, k) for ability in ABILITIES] if tasks else []
-    for name, size in groups:
-        chosen = [at for at, each in enumerate(answers) if name in ("all", each.ability)]
-        if not chosen:
-            continue
-        cases = by_case([answers[at] for at in chosen], [rights[at] for at in chosen], size)
-        whole, (low, high) = total(cases), interval(cases)
-        places = ", ".join(f"{kept / max(1, whole.steps):.0%}" for kept in whole.kept[:size])
-        lines.append(
-            f"| {name} | {size} | {len(cases)} | {whole.steps} | {whole.share:.1%} | {low:.1%} – {high:.1%} | "
-            f"{whole.tokens_per_step:.2f} | {places} |"
-        )
+    lines += [_line("all", by_case(answers, rights, size), size) for size in range(1, k + 1)]
+    of_abilities = dict[str, list[Acceptance]]()
+    for ability in dict.fromkeys(each.ability for each in answers):
+        chosen = [at for at, each in enumerate(answers) if each.ability == ability]
+        of_abilities[ability] = by_case([answers[at] for at in chosen], [rights[at] for at in chosen], k)
+    totals = [total(cases) for cases in of_abilities.values()]
+    share, tokens = (sum(map(get, totals)) / len(totals) for get in (_share, _tokens_per_step))
+    lines.append(f"| mean of {len(totals)} abilities | {k} | | | {share:.1%} | | {tokens:.2f} | |")
+    if abilities:
+        lines += [_line(ability, cases, k) for ability, cases in of_abilities.items()]
     return "\n".join(lines)
+
+
+_share = attrgetter("share")
+_tokens_per_step = attrgetter("tokens_per_step")
+
+
+def _line(name: str, cases: Sequence[Acceptance], k: int) -> str:
+    whole, (low, high) = total(cases), interval(cases)
+    places = ", ".join(f"{kept / max(1, whole.steps):.0%}" for kept in whole.kept[:k])
+    return (
+        f"| {name} | {k} | {len(cases)} | {whole.steps} | {whole.share:.1%} | {low:.1%} – {high:.1%} | "
+        f"{whole.tokens_per_step:.2f} | {places} |"
+    )
+
+
+def read_or_ask(base: Path, n: int, kept: Path) -> list[HeldOutAnswer]:
+    """Returns the held-out answers of two tokens or more; asks for them once, and keeps them in a file."""
+    if kept.exists():
+        found = [HeldOutAnswer(**row) for row in json.loads(kept.read_text("utf-8"))]
+    else:
+        found = asyncio.run(held_out(base, n))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps([asdict(row) for row in found]), encoding="utf-8")
+    return [each for each in found if len(each.tokens) > 1]
+
+
+def report(answers: Sequence[HeldOutAnswer], guesses: Guesses, k: int, *, abilities: bool = False) -> str:
+    """Writes a table for each temperature of the target, and what its columns are."""
+    parts = [EXPLAINED.format(asked=1 + max(each.case for each in answers))]
+    for temperature in dict.fromkeys(each.temperature for each in answers):
+        chosen = [each for each in answers if each.temperature == temperature]
+        heading = (
+            f"Pebble at temperature {temperature}, {len(chosen)} answers:"
+            if temperature
+            else (f"Pebble greedy, {len(chosen)} answers:")
+        )
+        parts.append(f"{heading}\n\n{table(chosen, guesses(chosen), k, abilities=abilities)}")
+    return "\n\n".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.distil.acceptance", description="Measure the drafters.")
     parser.add_argument("--models", type=Path, default=Path("models"))
-    parser.add_argument("--draft", type=Path, default=None, help="instead of the bundled one")
-    parser.add_argument("--heads", type=Path, default=None, help="instead of the bundled ones")
-    parser.add_argument("-n", type=int, default=20, help="cases of each ability")
-    parser.add_argument("--held-out", type=Path, default=Path("build/training/held-out.json"), help="kept answers")
-    parser.add_argument("--tasks", action="store_true", help="a row for each ability, too")
+    parser.add_argument("-n", type=int, default=16, help="cases of each ability")
+    parser.add_argument("--work", type=Path, default=Path("build/training"))
+    parser.add_argument("--abilities", action="store_true", help="a row for each ability, too")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     base_path, bfloat16 = arguments.models / "pebble", computes_bfloat16("cpu")
-    if arguments.held_out.exists():
-        kept = [HeldOutAnswer(**row) for row in json.loads(arguments.held_out.read_text("utf-8"))]
-    else:
-        kept = asyncio.run(held_out(base_path, arguments.n))
-        arguments.held_out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.held_out.write_text(json.dumps([asdict(row) for row in kept]), encoding="utf-8")
-    draft = export.load(arguments.draft or arguments.models / "pebble-draft")
-    found = heads.load(arguments.heads or arguments.models / "pebble-medusa")
-    base = export.load(base_path)
-    for temperature in TEMPERATURES:
-        answers = [each for each in kept if each.temperature == temperature and len(each.tokens) > 1]
-        print(f"\ndraft, the target at temperature {temperature}, {len(answers)} answers\n")
-        rights = draft_guesses(draft, answers, bfloat16=bfloat16)
-        print(table(answers, rights, MAX_DRAFTED, tasks=arguments.tasks))
-        print(f"\nheads, the target at temperature {temperature}, {len(answers)} answers\n")
-        rights = head_guesses(base, found, answers, bfloat16=bfloat16)
-        print(table(answers, rights, found.count, tasks=arguments.tasks))
+    kept = folder(arguments.work, base_path) / f"held-out-{arguments.n}.json"
+    answers = read_or_ask(base_path, arguments.n, kept)
+    draft, base = export.load(arguments.models / "pebble-draft"), export.load(base_path)
+    found = heads.load(arguments.models / "pebble-medusa")
+    of_draft, of_heads = partial(draft_guesses, draft), partial(head_guesses, base, found)
+    for name, guesses, k in (("draft", of_draft, MAX_DRAFTED), ("heads", of_heads, found.count)):
+        written = report(answers, partial(guesses, bfloat16=bfloat16), k, abilities=arguments.abilities)
+        print(f"# {name}\n\n{written}\n", flush=True)
 
 
 if __name__ == "__main__":

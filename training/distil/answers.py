@@ -9,6 +9,7 @@ with the next. Knows nothing of drafters.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +30,7 @@ from training.train_tokenizer import TURN_END, segments
 TEMPERATURES = (0.0, 0.7)  # an answer at each
 TURNS = 3  # of a conversation that are answered
 MAX_TOKENS = 640  # of an answer
-CONVERSATIONS = 128  # of a shard
+CONVERSATIONS, SHARDS = 128, 30  # of a shard, and of a run
 MAX_BATCH_TOKENS = 4096  # tokens that go through the base at once
 
 
@@ -48,11 +49,15 @@ class Answer:
 
 
 def prompts(seed: int, number: int) -> list[tuple[tuple[str, bool], ...]]:
-    """Samples what is read before each answer of a shard, at any difficulty, more often high than low."""
+    """Samples what is read before each answer of a shard, at any difficulty, more often high than low.
+
+    Tasks come as often as the mixture has tokens of them: by its tokens, half of the conversations would be puzzles.
+    """
     rng = Random(f"answers-{seed}-{number}")
-    found = []
+    shares, found = mixture.shares(1.0), []
     for _ in range(CONVERSATIONS):
-        made = mixture.conversation(rng, max(rng.random(), rng.random()), progress=1.0)
+        task = mixture.TASKS[rng.choices(tuple(shares), tuple(shares.values()))[0]]
+        made = task(rng, "train", max(rng.random(), rng.random()))
         parts = segments(made)
         turns = [at for at, (_, written) in enumerate(parts) if written]
         found += [tuple(parts[:at]) for at in sorted(rng.sample(turns, min(TURNS, len(turns))))]
@@ -102,13 +107,24 @@ def states(base: Model, rows: Sequence[tuple[Sequence[int], Sequence[int]]], *, 
     return [found[at] for at in range(len(rows))]
 
 
+def digest(model: Path) -> str:
+    """Returns the SHA-256 of a model's weights file."""
+    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+
+
+def folder(work: Path, base: Path) -> Path:
+    """Returns where the answers of a base of these weights lie."""
+    return work / "answers" / digest(base)[:12]
+
+
 def shard_path(work: Path, number: int) -> Path:
     return work / f"answers-{number:05}.jsonl"
 
 
-def generate(model: Path, work: Path, seed: int, shards: int) -> None:
-    """Writes the shards that are not there yet."""
-    asyncio.run(_generate(model, work, seed, shards))
+def generate(base: Path, work: Path, seed: int = 1, shards: int = SHARDS) -> Path:
+    """Writes the shards that are not there yet, and returns their folder."""
+    asyncio.run(_generate(base, folder(work, base), seed, shards))
+    return folder(work, base)
 
 
 async def _generate(model: Path, work: Path, seed: int, shards: int) -> None:

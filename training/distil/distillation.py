@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch import nn
 from training.trainer import Optimizer, wsd
 
 Row = TypeVar("Row")
+Module_co = TypeVar("Module_co", bound=nn.Module, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ class DistilPlan:
     checkpoint_every_s: float = 60.0
 
 
-class Student(Protocol):
+class Student(Protocol[Module_co]):
     """A module in training. `backward` adds a step's gradients and returns its mean loss."""
 
     @property
-    def module(self) -> nn.Module: ...
+    def module(self) -> Module_co: ...
 
     def backward(self, step: int) -> float: ...
 
@@ -57,10 +58,10 @@ def rows_of(rows: Sequence[Row], step: int, batch: int, seed: int) -> list[Row]:
     return found
 
 
-class Distillation:
+class Distillation(Generic[Module_co]):
     """Holds a student, its optimiser and the number of steps done."""
 
-    def __init__(self, plan: DistilPlan, student: Student, work: Path) -> None:
+    def __init__(self, plan: DistilPlan, student: Student[Module_co], work: Path) -> None:
         self.plan = plan
         self.student = student
         self.work = work

@@ -30,6 +30,16 @@ SHORT = 64  # tokens: of a longer answer, a thought most often, each counts less
 MAX_BATCH_TOKENS, SPREAD = 3072, 1.3  # tokens that go through the draft at once, and their lengths' spread
 PLAN = DistilPlan(steps=2000, batch=24, matrix_lr=0.01, adam_lr=2e-3)
 
+REMARKS = """\
+- **After that**: {steps:,} steps of {batch} of Pebble's own answers, greedy and at temperature 0.7, to prompts of the
+  mixture (`training/distil`): the cross-entropy to Pebble's distribution at temperature {temperature}, and guided
+  alignment. Muon at {matrix_lr} and AdamW at {adam_lr}, a linear fall over the last {fall:.0%}; {minutes} minutes.
+
+## Acceptance
+
+{acceptance}
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -40,9 +50,12 @@ class Lesson:
 
 
 def lessons(work: Path, tokenizer: Tokenizer) -> list[Lesson]:
-    """Reads the answers of which the text has the tokens that were sampled, which is nearly all."""
-    found = []
+    """Reads the answers, each once, of which the text has the tokens that were sampled, which is nearly all."""
+    found, known = [], set()
     for each, states in answers.read(work):
+        if (each.read, each.tokens) in known:
+            continue
+        known.add((each.read, each.tokens))
         text = tokenizer.decode(list(each.tokens), skip_special_tokens=False)
         if tuple(tokenizer.encode(text, add_special_tokens=False).ids) == each.tokens:
             found.append(Lesson(each, states))
@@ -99,14 +112,27 @@ class DraftStudent:
         return losses @ batch.weights[:, 1:][learned], torch.stack(roles)
 
 
-def train(base: Path, start: Path, work: Path, plan: DistilPlan, *, resume: bool = True) -> Model:
-    """Goes on with the draft in `start` on the answers in `work` / answers."""
+def train(base: Path, start: Path, learned: Path, work: Path, plan: DistilPlan, *, resume: bool) -> Distillation[Model]:
+    """Goes on with the draft in `start` on the answers in the folder `learned`."""
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    draft = export.load(start)
     embedding = export.load(base).model.embed_tokens.weight
-    learned = lessons(work / "answers", tokenizer)
-    run = Distillation(plan, DraftStudent(draft, embedding, learned, tokenizer, plan), work / "pebble-draft")
+    student = DraftStudent(export.load(start), embedding, lessons(learned, tokenizer), tokenizer, plan)
+    run = Distillation(plan, student, work)
     if resume:
         run.resume()
     run.run()
-    return draft
+    return run
+
+
+def remarks(run: Distillation[Model], acceptance: str) -> str:
+    """Writes what the card says of the distillation."""
+    return REMARKS.format(
+        steps=run.plan.steps,
+        batch=run.plan.batch,
+        temperature=TEMPERATURE,
+        matrix_lr=run.plan.matrix_lr,
+        adam_lr=run.plan.adam_lr,
+        fall=run.plan.fall,
+        minutes=max(1, round(run.seconds / 60)),
+        acceptance=acceptance,
+    )

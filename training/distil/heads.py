@@ -7,7 +7,6 @@ The base is frozen and no part of the heads' file. Weights have the names of pub
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,35 @@ from training.distil.distillation import Distillation, DistilPlan
 
 COUNT = 3
 PLAN = DistilPlan(steps=2000, batch=2048, matrix_lr=0.02, adam_lr=2e-3)
+
+CARD = """\
+---
+license: apache-2.0
+language: en
+---
+
+# Pebble's Medusa heads
+
+{count} heads (Cai et al., 2024) of {parameters:,} parameters together, which guess ahead for Pebble (speculative
+decoding): from the state that Pebble samples a token from, head i guesses the token i further on. A head is
+`h + silu(W h + b)`, then Pebble's own tied embedding, which is no part of this file. They fit the weights whose SHA-256
+is in `config.json`, and no others.
+
+## Acceptance
+
+{acceptance}
+
+## How they were made
+
+- **Data**: Pebble's own answers, greedy and at temperature 0.7, to prompts of its training mixture
+  (`training/distil/answers.py`).
+- **Recipe**: {steps:,} steps of {batch:,} states; the cross-entropy of the token that each head is to guess, Pebble
+  frozen. Muon at {matrix_lr} for the matrices and AdamW at {adam_lr} for the biases; a linear fall over the
+  last {fall:.0%}.
+- **Time**: {minutes} minutes on {hardware}, beside the writing of the answers.
+
+Remake them with `python -m training --only pebble-medusa`.
+"""
 
 
 class MedusaHeads(nn.Module):
@@ -72,23 +100,17 @@ class HeadsStudent:
         return loss.item()
 
 
-def train(base: Path, work: Path, plan: DistilPlan, *, resume: bool = True) -> MedusaHeads:
-    """Trains heads on the answers in `work` / answers."""
+def train(base: Path, learned: Path, work: Path, plan: DistilPlan, *, resume: bool) -> Distillation[MedusaHeads]:
+    """Trains heads on the answers in the folder `learned`."""
     model = export.load(base)
-    learned = list(answers.read(work / "answers"))
-    states, targets = examples([each.tokens for each, _ in learned], [found for _, found in learned], COUNT)
+    read = list(answers.read(learned))
+    states, targets = examples([each.tokens for each, _ in read], [found for _, found in read], COUNT)
     heads = MedusaHeads(model.config.hidden_size)
-    student = HeadsStudent(heads, model.model.embed_tokens.weight, states, targets, plan)
-    run = Distillation(plan, student, work / "pebble-medusa")
+    run = Distillation(plan, HeadsStudent(heads, model.model.embed_tokens.weight, states, targets, plan), work)
     if resume:
         run.resume()
     run.run()
-    return heads
-
-
-def digest(model: Path) -> str:
-    """Returns the SHA-256 of a model's weights file."""
-    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    return run
 
 
 def save(heads: MedusaHeads, base: Path, out: Path) -> None:
@@ -104,7 +126,7 @@ def save(heads: MedusaHeads, base: Path, out: Path) -> None:
         "vocab_size": shape["vocab_size"],
         "torch_dtype": "bfloat16",
         "base_model": base.name,
-        "base_sha256": digest(base),
+        "base_sha256": answers.digest(base),
     }
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {
@@ -123,3 +145,21 @@ def load(path: Path) -> MedusaHeads:
     names = (f"linears.{at}.{name}" for at in range(heads.count) for name in ("weight", "bias"))
     heads.load_state_dict({name: weights[f"{name[8]}.0.linear.{name[10:]}"].float() for name in names})
     return heads
+
+
+def describe(run: Distillation[MedusaHeads], acceptance: str, hardware: str, out: Path) -> None:
+    """Writes the card."""
+    parameters = sum(weight.numel() for weight in run.student.module.parameters())
+    text = CARD.format(
+        count=COUNT,
+        parameters=parameters,
+        acceptance=acceptance,
+        steps=run.plan.steps,
+        batch=run.plan.batch,
+        matrix_lr=run.plan.matrix_lr,
+        adam_lr=run.plan.adam_lr,
+        fall=run.plan.fall,
+        minutes=max(1, round(run.seconds / 60)),
+        hardware=hardware,
+    )
+    (out / "README.md").write_text(text, encoding="utf-8")

@@ -86,7 +86,8 @@ def test_the_drafts_guesses_are_those_that_it_would_write() -> None:
 def test_the_heads_guesses_are_read_from_the_state_before_the_last_known_token() -> None:
     base = random_model(3)
     heads = MedusaHeads(TINY.hidden_size, 2)
-    torch.nn.init.normal_(heads.linears[1].weight)
+    for parameter in heads.linears[1].parameters():
+        torch.nn.init.normal_(parameter)
     with torch.inference_mode():
         prompt, tokens = [5, 60, 70], [8, 9, 10, 11]
         # Untrained, the first head guesses what the base's own head does: the token sampled from the state, again.
@@ -107,5 +108,5 @@ def test_cases_are_counted_over_their_turns_and_written_in_a_table() -> None:
     assert total(cases).share == pytest.approx(4 / 8)
     low, high = interval(cases)
     assert low < 0.5 < high
-    written = table(answers, rights[:3], 2, tasks=True)
+    written = table(answers, rights[:3], 2, abilities=True)
     assert "| all | 2 | 2 | 4 | 50.0% |" in written and "| chat: memory | 2 | 2 |" in written
