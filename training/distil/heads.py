@@ -21,7 +21,7 @@ from training.distil import answers
 from training.distil.distillation import Distillation, DistilPlan
 
 COUNT = 3
-PLAN = DistilPlan(steps=2000, batch=2048, matrix_lr=0.02, adam_lr=2e-3)
+PLAN = DistilPlan(steps=1000, batch=1024, matrix_lr=0.06, adam_lr=6e-3)
 
 CARD = """\
 ---
