@@ -23,7 +23,7 @@ from engine.errors import (
 from engine.handle import Sequence, SpanStream
 from engine.model.tokenizer import Tokenizer
 from engine.outputs import FinishReason, Prefill, SpanOutput, SpanResult, Stats, TokenLogprob
-from engine.params import GREEDY, MAX_LOGPROBS, RepetitionDetection, Sampling, Span
+from engine.params import GREEDY, MAX_LOGPROBS, RepetitionDetection, Sampling, Span, Speculation
 
 __all__ = [
     "GREEDY",
@@ -50,6 +50,7 @@ __all__ = [
     "SpanOutput",
     "SpanResult",
     "SpanStream",
+    "Speculation",
     "Stats",
     "TokenLogprob",
     "Tokenizer",

@@ -156,6 +156,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
         )
     runner = _runner(config, decoder, kv, device, max_model_len, images)
+    speculator = _speculator(config, decoder, path, runner, blocks, proposers)
     core = EngineCore(
         config,
         runner,
@@ -169,7 +170,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         images=images,
         tiers=build_tiers(pool, kv, CacheStore(kv, device), device, share=kv_share),
         states=states,
-        speculator=_speculator(config, decoder, path, runner, blocks, proposers),
+        speculator=speculator,
     )
     return EngineParts(
         core=core,
@@ -184,6 +185,8 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             numerics=numerics,
             fingerprint=model,
             vision=spec.vision is not None,
+            proposers=speculator.names,
+            speculation=speculation,
         ),
     )
 
@@ -198,15 +201,16 @@ def _speculator(
         CheckpointError, UnsupportedArchitecture: of the draft model.
         InvalidParameter: the draft model does not fit, or no proposer has the configured name.
     """
+    speculation = config.speculation or ("auto" if decoder.device.type == "cpu" else "off")  # not measured elsewhere
     proposers: list[Proposer] = [*more, *plugins(), SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
     proposers.append(SuffixProposer("ngram", 2, pooled=False))
     names = [each.name for each in proposers]
-    if config.speculation not in ("off", "auto", *names):
+    if speculation not in ("off", "auto", *names):
         accepted = ", ".join(("off", "auto", *names))
-        hint = "; draft and medusa come with draft_model" if config.speculation in ("draft", "medusa") else ""
-        message = f"speculation is {config.speculation!r}; accepted: {accepted}{hint}."
+        hint = "; draft and medusa come with draft_model" if speculation in ("draft", "medusa") else ""
+        message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
         raise InvalidParameter("speculation", message)
-    order = {"off": [], "auto": names}.get(config.speculation, [config.speculation])
+    order = {"off": [], "auto": names}.get(speculation, [speculation])
     return Speculator(proposers, order, config.speculation_tokens)
 
 

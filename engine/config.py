@@ -65,7 +65,7 @@ class EngineConfig:
     prefix_cache: bool = True
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
-    speculation: str = "off"  # proposer of drafts: off, auto, suffix, ngram, draft, medusa or a plugin's
+    speculation: str | None = "off"  # proposer of drafts, or off, or auto; None: auto on a CPU, elsewhere off
     speculation_tokens: int = 16  # the most tokens of a draft
     draft_model: str | None = None  # a small model of the same vocabulary, or Medusa heads of this one, as `model`
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice

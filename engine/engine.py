@@ -49,6 +49,7 @@ from engine.multimodal.image_input import (
 )
 from engine.multimodal.image_processor import ImageProcessor
 from engine.outputs import Stats
+from engine.params import Speculation
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
@@ -70,6 +71,8 @@ class Engine:
     threads: int  # CPU threads of the model
     fallback: Fallback | None = None  # its weights are in a core of their own
     image_processor: ImageProcessor | None = None  # of a model that reads images
+    proposers: tuple[str, ...] = ()  # of drafts, that a span may name
+    speculation: str = "off"  # of spans that name none
 
     def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
         """`link` makes the link to the core, which knows this engine as client `client`."""
@@ -142,6 +145,7 @@ class Engine:
         self.fingerprint = loaded.fingerprint
         self.numerics = loaded.numerics
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
+        self.proposers, self.speculation = loaded.proposers, loaded.speculation
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
             if loaded.vision:
@@ -392,6 +396,20 @@ class Engine:
         limit = self.config.max_running + self.config.max_waiting
         if len(self._queued) >= limit:
             raise QueueFull(f"{len(self._queued)} spans run or wait already; the limit is {limit}.", retry_after_s=1.0)
+
+    def check_speculation(self, speculation: Speculation | None) -> None:
+        """Raises `InvalidParameter` for a proposer that the engine does not have, or a prediction outside the
+        vocabulary or longer than the context."""
+        if speculation is None:
+            return
+        if speculation.proposer not in ("auto", "off", *self.proposers):
+            accepted = ", ".join(("auto", "off", *self.proposers))
+            message = f"speculation.proposer is {speculation.proposer!r}; accepted: {accepted}."
+            raise InvalidParameter("speculation.proposer", message)
+        self.check_tokens(speculation.prediction)
+        if len(speculation.prediction) > self.max_model_len:
+            message = f"prediction has {len(speculation.prediction)} tokens; accepted: up to {self.max_model_len}."
+            raise InvalidParameter("prediction", message)
 
     # -- replies of the core, on the event loop
 

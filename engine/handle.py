@@ -83,8 +83,8 @@ class Sequence:
 
         Raises:
             ContextLengthExceeded: the sequence with the span's `max_tokens` can never fit.
-            InvalidParameter: a token id of the span is outside the vocabulary, the sequence is empty, or the span has a
-                `min_confidence` and the engine no fallback weights.
+            InvalidParameter: a token id of the span is outside the vocabulary, the sequence is empty, the span has a
+                `min_confidence` and the engine no fallback weights, or it names a proposer that the engine lacks.
             QueueFull: too many spans wait already.
             SequenceBusy, SequenceClosed, EngineStopped: see there.
         """
@@ -315,6 +315,7 @@ class Sequence:
         """Returns the span's `max_tokens` as a number that fits."""
         self._check_not_empty()
         self._engine.check_tokens((*span.stop_token_ids, *span.sampling.logit_bias))
+        self._engine.check_speculation(span.speculation)
         if span.min_confidence and self._engine.fallback is None:
             raise InvalidParameter(
                 "min_confidence", f"min_confidence is {span.min_confidence}, and the engine has no fallback weights; "

@@ -201,6 +201,8 @@ class Loaded:
     numerics: Numerics
     fingerprint: bytes = b""  # of the model's files
     vision: bool = False  # whether it reads images
+    proposers: tuple[str, ...] = ()  # of drafts, that a span may name
+    speculation: str = "off"  # of spans that name none
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from engine.config import Fallback
 from engine.core import messages as m
 from engine.errors import EngineError
 from engine.multimodal.image_input import ImageInput
+from engine.params import Speculation
 
 State = Literal["running", "restarting", "stopped"]
 
@@ -76,6 +77,8 @@ class Client(Protocol):
     def check_length(self, length: int) -> None: ...
 
     def check_queue(self) -> None: ...
+
+    def check_speculation(self, speculation: Speculation | None) -> None: ...
 
 
 class Link(Protocol):

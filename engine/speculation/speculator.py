@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from engine.core.request import SequenceState, SpanJob
 from engine.core.step import Row, Step
-from engine.errors import InvalidParameter
 from engine.outputs import SpeculationStats
 from engine.params import Span
 from engine.speculation.control import Calibration, StepTimes, chosen_lengths
@@ -88,12 +87,10 @@ class Speculator:
         self._steps = self._rows = 0
         self._saved_s = 0.0
 
-    def check(self, span: Span) -> None:
-        """Raises InvalidParameter where a span names a proposer that the engine does not have."""
-        name = None if span.speculation is None else span.speculation.proposer
-        if name is not None and name != "auto" and name not in self._proposers:
-            accepted = ", ".join(("auto", "off", *self._proposers))
-            raise InvalidParameter("speculation.proposer", f"proposer is {name!r}; accepted: {accepted}.")
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of the proposers, which a span may ask for."""
+        return tuple(self._proposers)
 
     def wanted(self, span: Span) -> bool:
         """Returns whether drafts may be proposed for a span."""

@@ -11,8 +11,8 @@ import pytest
 from engine.core import messages as m
 from engine.errors import CheckpointError, InvalidParameter, UnsupportedArchitecture
 from engine.ipc import wire
-from engine.outputs import Prefill, SpanOutput, Stats, TokenLogprob
-from engine.params import RepetitionDetection, Sampling, Span
+from engine.outputs import Prefill, SpanOutput, SpeculationStats, Stats, TokenLogprob
+from engine.params import RepetitionDetection, Sampling, Span, Speculation
 from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.spec import (
     JSON_OBJECT,
@@ -37,7 +37,7 @@ BODY = Sequence(
 SPAN = Span(
     Sampling(0.5, 3, 0.9, 0.1, 1.1, 0.2, 0.3, {7: -1.5}, -(2**62)), 9, 2, ("stop", "é"), (1, 2), True, False, 3, 0,
     Constrained(BODY, Layout(begin=5, end=6, several=True, breaks=frozenset({10, 13}), think=(3, 4))),
-    RepetitionDetection(32, 2, 6), 0.25,
+    RepetitionDetection(32, 2, 6), 0.25, Speculation("suffix", 4, (7, 8)),
 )  # fmt: skip
 BIG = m.first_id(3)
 COMMANDS: list[m.Command] = [
@@ -67,7 +67,7 @@ LOGPROB = TokenLogprob(4, -0.5, ((4, -0.5), (5, -1.0)))
 REPLIES: list[m.Reply] = [
     m.PromptProgress(1, Prefill(1, 2, 3)),
     m.OutputPiece(
-        1, SpanOutput((1, 2), "text\ufffd", (LOGPROB,), (None, LOGPROB), "stop", "stop", 3, 2, "body", 1, True)
+        1, SpanOutput((1, 2), "text\ufffd", (LOGPROB,), (None, LOGPROB), "stop", "stop", 3, 2, "body", 1, True, True)
     ),
     m.OutputPiece(1, SpanOutput(stop_reason=5, finish_reason="deadline")),
     m.Scored(1, ((-1.0, -2.0), (float("-inf"),))),
@@ -77,7 +77,7 @@ REPLIES: list[m.Reply] = [
     m.Deferred(1),
     m.Closed(1, "why"),
     m.Snapped(2, b"\0\xff"),
-    m.StatsReply(1, Stats(waiting=3, step_seconds=1.5)),
+    m.StatsReply(1, Stats(waiting=3, step_seconds=1.5, speculation=SpeculationStats(3, 2, accepted_at=(1, 1)))),
 ]
 
 
