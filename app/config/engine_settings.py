@@ -151,6 +151,24 @@ class EngineSettings(BaseModel):
         ge=0,
         le=1,
     )
+    speculation: str | None = setting(
+        None,
+        "the [speculative decoding](speculation.md) of answers: the proposer of drafts, `auto` or `off`",
+        more="`suffix`, `ngram`, or `draft` or `medusa` with `draft_model`. A request may ask for another one; models "
+        "with recurrent layers run without",
+        accepts="auto, off, or a proposer: suffix or ngram, with draft_model also draft or medusa",
+        unset="on a CPU `auto`, on a GPU `off`",
+        min_length=1,
+    )
+    speculation_tokens: int = setting(
+        8, "tokens of the longest draft", accepts="tokens of a draft, 1 to 32", ge=1, le=32
+    )
+    draft_model: str | None = setting(
+        None,
+        "a small model of the same vocabulary that proposes drafts, or Medusa heads of `model`",
+        accepts="a model directory, a .gguf file, or a Hugging Face Hub name",
+        min_length=1,
+    )
     deterministic: bool = setting(
         False, "a request gets the same bits [whatever else runs](#the-same-tokens)", accepts="true or false"
     )
@@ -269,6 +287,9 @@ class EngineSettings(BaseModel):
             itl_goal_s=self.itl_goal_s,
             kernels=self.kernels,
             quantization=self.quantization,
+            speculation=self.speculation,
+            speculation_tokens=self.speculation_tokens,
+            draft_model=None if self.draft_model is None else find_model(self.draft_model),
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             encoder_cache_bytes=int(self.encoder_cache_bytes),
