@@ -115,6 +115,11 @@ class SpeculationStats:
     accepted_at: tuple[int, ...] = ()
     saved_s: float = 0.0  # estimated, by the time of steps without a draft
 
+    @property
+    def tokens_per_step(self) -> float:
+        """Returns the mean tokens that a decode with a draft made; 1 before there was any."""
+        return 1.0 + self.accepted / self.rows if self.rows else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:

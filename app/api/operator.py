@@ -28,6 +28,7 @@ from tools.options import PERMISSIONS
 
 if TYPE_CHECKING:
     from engine import Stats
+    from engine.outputs import SpeculationStats
 
 router = APIRouter(prefix="/api/operator", tags=["Operator"], dependencies=[ONLY_KNOWN])
 
@@ -104,6 +105,21 @@ def _model(name: str, counters: Stats | None) -> dict[str, Any]:
         "block_size": counters.block_size,
         "prefix_hit_rate": counters.prefix_hit_rate if counters.prefix_query_tokens else None,
         "preemptions": counters.preemptions,
+        "speculation": _speculation(counters.speculation),
+    }
+
+
+def _speculation(counters: SpeculationStats) -> dict[str, Any] | None:
+    """Returns what became of drafts; None where nothing was drafted."""
+    if not counters.drafted:
+        return None
+    tried = zip(counters.drafted_at, counters.accepted_at, strict=True)
+    return {
+        "drafted": counters.drafted,
+        "accepted": counters.accepted,
+        "acceptance": [accepted / drafted for drafted, accepted in tried if drafted],  # by position
+        "tokens_per_step": counters.tokens_per_step,
+        "saved_s": counters.saved_s,
     }
 
 

@@ -51,6 +51,11 @@ _TIER_COUNTERS = {
     "kv_tier_bad_blocks": ("Files of blocks that were damaged or cut short.", "bad_blocks"),
     "kv_tier_failed_writes": ("Writes to disk that failed.", "failed_writes"),
 }
+_SPECULATION_COUNTERS = {  # named as in vLLM
+    "spec_decode_num_drafts": ("Drafts verified.", "rows"),
+    "spec_decode_num_draft_tokens": ("Drafted tokens verified.", "drafted"),
+    "spec_decode_num_accepted_tokens": ("Of those, tokens that were accepted.", "accepted"),
+}
 _COST_WINDOW_S = 300.0
 
 
@@ -110,6 +115,7 @@ class EngineCounters(Collector):
                 counter.add_metric(model, getattr(stats, field))
             yield counter
         yield from self._tiers(counters)
+        yield from self._speculation(counters)
         yield from self._waits()
         if (cost := self._cost()) is not None:
             yield cost
@@ -133,6 +139,32 @@ class EngineCounters(Collector):
             for model, stats in counters:
                 counter.add_metric(model, getattr(stats.tiers, field))
             yield counter
+
+    def _speculation(self, counters: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:
+        """Yields metrics of speculative decoding. The time saved is an estimate, which may fall."""
+        for name, (text, field) in _SPECULATION_COUNTERS.items():
+            counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in counters:
+                counter.add_metric(model, getattr(stats.speculation, field))
+            yield counter
+        at = CounterMetricFamily(
+            "ponder_spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by position in the draft, from 0.",
+            labels=[*self._labels, "position"],
+        )  # fmt: skip
+        length = GaugeMetricFamily(
+            "ponder_spec_decode_tokens_per_step", "Tokens of a decode with a draft: 1 and those accepted, on average.",
+            labels=self._labels,
+        )  # fmt: skip
+        saved = GaugeMetricFamily(
+            "ponder_spec_decode_saved_seconds", "Time that drafts have saved, by the time of steps without.",
+            labels=self._labels,
+        )  # fmt: skip
+        for model, stats in counters:
+            for position, accepted in enumerate(stats.speculation.accepted_at):
+                at.add_metric([*model, str(position)], accepted)
+            length.add_metric(model, stats.speculation.tokens_per_step)
+            saved.add_metric(model, stats.speculation.saved_s)
+        yield from (at, length, saved)
 
     def _waits(self) -> Iterator[Metric]:
         """Yields metrics of requests that were let in and are not done."""
