@@ -294,7 +294,6 @@ CHAT_REFUSED: Mapping[str, Refusal] = {
     "function_call": Refusal("tool_choice", lambda v: v in ("none", "auto")),
     "modalities": Refusal('["text"]', lambda v: v == ["text"]),
     "audio": Refusal("no audio: this model reads and writes text"),
-    "prediction": Refusal("no prediction"),
     "web_search_options": Refusal("no web search"),
     "moderation": Refusal("no moderation"),
     "prompt_logprobs": Refusal("logprobs; for the prompt's: /v1/completions with echo", lambda v: v is False),

@@ -28,11 +28,15 @@ async def beam(seq: EngineSequence, context: Context, options: BeamOptions) -> Y
     """Searches for the likeliest answer, several beginnings side by side. Sampling parameters play no part in it.
 
     Raises:
-        InvalidParameter: the span has a constraint, stops or log-probabilities, which beams do not support.
+        InvalidParameter: the span has a constraint, stops or log-probabilities, or names a proposer of drafts, which
+            beams do not support.
     """
     span = context.span
     assert span.max_tokens is not None
     refuse_fields(context, "beam search", "constraint", "stop", "logprobs")
+    if (wish := span.speculation) is not None and wish.proposer not in ("auto", "off") and not wish.prediction:
+        message = f"speculation.proposer is {wish.proposer!r}, and beam search verifies no drafts; accepted: auto, off."
+        raise InvalidParameter("speculation.proposer", message)
     if options.width > context.quota.branches:
         raise InvalidParameter("width", f"width is {options.width}; accepted: at most {context.quota.branches} beams.")
     await prefill(seq)

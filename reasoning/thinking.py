@@ -105,7 +105,7 @@ class Piece:
     """The text that one engine output adds to one part. `spent` counts tokens, the markers included.
 
     A piece of a call has text of one body; `section` numbers the bodies of an answer. `fallback` tokens were sampled by
-    the engine's fallback weights.
+    the engine's fallback weights, `drafted` ones were proposed before they were sampled.
     """
 
     part: Part
@@ -120,6 +120,7 @@ class Piece:
     stop_reason: str | int | None = None
     section: int = 0
     fallback: int = 0
+    drafted: int = 0
     marker: bool = False  # of thinking, which ended a stretch
 
 
@@ -132,6 +133,7 @@ class Tally:
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     fallback_tokens: int = 0
+    drafted_tokens: int = 0
 
     @property
     def answer_tokens(self) -> int:
@@ -140,6 +142,7 @@ class Tally:
     def add(self, piece: Piece) -> None:
         self.completion_tokens += piece.spent
         self.fallback_tokens += piece.fallback
+        self.drafted_tokens += piece.drafted
         if piece.part == "thinking":
             self.reasoning_tokens += piece.spent
 
@@ -308,6 +311,7 @@ class Answering:
                 prompt_tokens=early.prompt_tokens,
                 cached_tokens=early.cached_tokens,
                 fallback=_fallback_tokens(early),
+                drafted=_drafted_tokens(early),
             )
             for early in self._held
         ]
@@ -390,8 +394,13 @@ def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True, calls: 
         out.stop_reason if last else None,
         out.section,
         _fallback_tokens(out),
+        _drafted_tokens(out),
     )
 
 
 def _fallback_tokens(out: SpanOutput) -> int:
     return len(out.token_ids) if out.fallback else 0
+
+
+def _drafted_tokens(out: SpanOutput) -> int:
+    return len(out.token_ids) if out.drafted else 0

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from app.anthropic.content_blocks import Conversation, Json
 from app.errors import ApiError, invalid
 from app.openai.request_models import MAX_STOPS, ChatRequest, Private, Temperature, TopP
+from app.openai.speculation import SPECULATION
 from app.request_body import Refusal, parse
 
 _KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it
@@ -151,6 +152,7 @@ class MessagesRequest(ConversationRequest):
     temperature: Temperature = None
     top_p: TopP = None
     top_k: int | None = Field(None, ge=0, description="an integer of 0 (off) or more")
+    speculation: str | dict[str, Any] | None = Field(None, description=SPECULATION)  # checked as a chat request's
     stream: bool = Field(False, description="true or false")
 
     @model_validator(mode="after")
@@ -166,7 +168,7 @@ class MessagesRequest(ConversationRequest):
     def sampling_fields(self) -> Json:
         return {
             "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "stop": self.stop_sequences,
-            "stream": self.stream,
+            "speculation": self.speculation, "stream": self.stream,
         }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ GENERATE_REFUSED: Mapping[str, Refusal] = {
 _OPTIONS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "seed": "seed", "stop": "stop",
     "num_predict": "max_tokens", "repeat_penalty": "repeat_penalty", "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
+    "frequency_penalty": "frequency_penalty", "speculation": "speculation",
 }  # fmt: skip
 _LOADING = frozenset(
     (
@@ -136,7 +136,7 @@ def reworded(error: ApiError, *, generates: bool) -> ApiError:
 _OPTION_OF = {field: option for option, field in _OPTIONS.items()}
 _AT_FAULT = re.compile(rf"^({'|'.join(_OPTION_OF)})\b")  # elsewhere a word such as "stop" is no field
 _WORDS = (
-    (r"(?<![.\w])max_tokens\b", "options.num_predict"),
+    (r'(?<![.\w"])max_tokens\b', "options.num_predict"),
     (r"\bresponse_format(\.json_schema)?(\.schema)?\b", "format"),
     (r"\breasoning_effort\b", "think"),
     (r', or "strict": false', ""),

@@ -27,6 +27,7 @@ from app.errors import invalid
 from app.openai.event_stream import event, text_json
 from app.openai.remote_requests import plan_remote_chat
 from app.openai.request_models import ChatRequest
+from app.openai.speculation import predicted
 from app.openai.text_constraints import Calling, constrain_text
 from app.state import Serving
 from engine.outputs import TokenLogprob
@@ -88,6 +89,8 @@ async def plan_chat(
     prompt = reasoning_config.prompt(await render(()), served, calls=calling.plan is not None)
     remaining = remaining_context(served, prompt, request.token_limit, field)
     span = request.span(served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=None)
+    span = await predicted(span, request.prediction, served)
+    served.engine.check_speculation(span.speculation)
     span = replace(
         span, sampling=calling.without_calls(span.sampling), logprobs=request.engine_logprobs, constraint=constraint
     )
@@ -135,7 +138,7 @@ class ChatJob:
                 }
                 for index, (whole, reason) in enumerate(zip(wholes, reasons, strict=True))
             ],
-            "usage": usage_json(pipeline.tally),
+            "usage": self._usage(),
             **({"warnings": list(pipeline.plan.warnings)} if pipeline.plan.warnings else {}),
             **({"routing": pipeline.routing} if pipeline.is_routed else {}),
         }
@@ -177,7 +180,7 @@ class ChatJob:
         if pipeline.plan.warnings:
             yield b'%b,"choices":[],"warnings":%b%b' % (start, _json(list(pipeline.plan.warnings)), end)
         if self.request.include_usage:
-            yield b'%b,"choices":[],"usage":%b}\n\n' % (start, _json(usage_json(pipeline.tally)))
+            yield b'%b,"choices":[],"usage":%b}\n\n' % (start, _json(self._usage()))
         if pipeline.is_routed:
             yield b'%b,"choices":[],"routing":%b%b' % (start, _json(pipeline.routing), end)
 
@@ -185,6 +188,9 @@ class ChatJob:
         """The first bytes of every chunk; the model that answers is in them."""
         head = f'data: {{"id":"{self.id}","object":"chat.completion.chunk","created":{self.created},"model":'
         return head.encode() + text_json(self.pipeline.plan.served.name)
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_json(self.pipeline.tally, predicted=self.request.prediction is not None)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         plan = self.pipeline.plan
@@ -218,14 +224,15 @@ def ended_json(reason: str | None) -> dict[str, str | None]:
     return {"finish_reason": reason}
 
 
-def usage_json(tally: Tally) -> dict[str, Any]:
-    """`usage` in OpenAI's shape."""
+def usage_json(tally: Tally, *, predicted: bool = False) -> dict[str, Any]:
+    """`usage` in OpenAI's shape. `predicted`: with the tokens that were proposed before they were sampled."""
+    accepted = {"accepted_prediction_tokens": tally.drafted_tokens} if predicted else {}
     return {
         "prompt_tokens": tally.prompt_tokens,
         "completion_tokens": tally.completion_tokens,
         "total_tokens": tally.prompt_tokens + tally.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": tally.reasoning_tokens},
+        "completion_tokens_details": {"reasoning_tokens": tally.reasoning_tokens, **accepted},
     }
 
 

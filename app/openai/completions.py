@@ -87,6 +87,7 @@ class CompletionJob:
                 served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size,
                 default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,
             )  # fmt: skip
+            served.engine.check_speculation(span.speculation)
             scored = request.logprobs if request.echo else None
             span = replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint)
             plans.append(

@@ -27,6 +27,7 @@ from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import invalid
 from app.openai.chat_messages import turns
+from app.openai.speculation import PREDICTION, PredictionFields, SpeculationField
 from engine.params import MAX_PATTERN_SIZE, MAX_REPETITIONS, RepetitionDetection, Sampling, Span
 
 MAX_N = 128
@@ -117,6 +118,7 @@ class SamplingRequest(BaseModel):
     min_tokens: int = Field(0, ge=0, description="an integer of 0 or more, at most max_tokens")
     ignore_eos: bool = Field(False, description="true or false")
     repetition_detection: RepetitionFields | None = Field(None, description=REPETITION)
+    speculation: SpeculationField = None
     response_format: Any = Field(  # checked where its constraint is made (constraints.py)
         None, description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {…}}'
     )
@@ -226,6 +228,7 @@ class SamplingRequest(BaseModel):
             repetition_detection=None
             if self.repetition_detection is None
             else RepetitionDetection(**dict(self.repetition_detection)),
+            speculation=None if self.speculation is None else self.speculation.speculation,
         )
 
 
@@ -301,6 +304,7 @@ class ChatRequest(SamplingRequest):
     strategy: str | None = Field(None, description="the name of a strategy, such as best_of_n; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
+    prediction: PredictionFields | None = Field(None, description=PREDICTION)
     private: Private = False
     _described: frozenset[str] = PrivateAttr(frozenset())
 

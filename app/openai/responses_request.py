@@ -29,6 +29,7 @@ from app.openai.request_models import (
     TopP,
 )
 from app.openai.responses_items import SERVER_LABEL, Json, qualified
+from app.openai.speculation import SPECULATION
 from app.request_body import NO_EFFECT, Refusal, parse
 
 LOGPROBS = "message.output_text.logprobs"
@@ -86,6 +87,7 @@ class ResponseRequest(BaseModel):
     top_p: TopP = None
     seed: Seed = None
     repetition_detection: dict[str, Any] | None = Field(None, description=REPETITION)  # checked as a chat request's
+    speculation: str | dict[str, Any] | None = Field(None, description=SPECULATION)  # checked as a chat request's
     priority: Priority = None
     deadline_s: DeadlineS = None
     text: dict[str, Any] | None = Field(None, description=f'{{"format": …}}, where a format is {_FORMATS}')
@@ -147,7 +149,7 @@ class ResponseRequest(BaseModel):
         body = {
             "model": self.model, "messages": messages, "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature, "top_p": self.top_p, "seed": self.seed,
-            "repetition_detection": self.repetition_detection,
+            "repetition_detection": self.repetition_detection, "speculation": self.speculation,
             "response_format": _response_format(self.text), "tools": list(shown),
             "tool_choice": offer.choice, "parallel_tool_calls": False if one_by_one else self.parallel_tool_calls,
             "logprobs": self.shows_logprobs, "top_logprobs": self.top_logprobs,
@@ -237,7 +239,7 @@ class Offer:
 _WORDS = (
     (r"\bresponse_format(\.json_schema)?\b", "text.format"),
     (r"\btool_choice\.function\b", "tool_choice"),
-    (r"(?<!thinking\.)\bmax_(completion_)?tokens\b", "max_output_tokens"),
+    (r'(?<!thinking\.)(?<!speculation\.)(?<!")\bmax_(completion_)?tokens\b', "max_output_tokens"),
     (r"\breasoning_effort\b", "reasoning.effort"),
     (r"\bverbosity\b", "text.verbosity"),
     (r"^messages\b", "input"),

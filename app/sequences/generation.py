@@ -68,6 +68,7 @@ async def _span(leased: LeasedSequence, request: GenerateRequest, served: Served
     span = request.span(
         served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=DEFAULT_MAX_TOKENS
     )
+    served.engine.check_speculation(span.speculation)
     span = replace(span, logprobs=request.logprobs, keep_stop_token=request.keep_stop_token, constraint=constraint)
     return span, () if held is None else held.warnings
 

@@ -124,8 +124,8 @@ GENERATE_FIELDS = frozenset(
     {
         "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "min_tokens", "ignore_eos",
-        "repetition_detection", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-        "logprobs", "keep_stop_token",
+        "repetition_detection", "speculation", "response_format", "guided_json", "guided_regex", "guided_choice",
+        "guided_grammar", "logprobs", "keep_stop_token",
     }
 )  # fmt: skip
 _INSTEAD = {

@@ -90,7 +90,7 @@ def serving(
         listener = bind("127.0.0.1", 0)
         # In float32: the company that a sequence has must not change what it draws.
         limits: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_running": 16, "threads": 1}
-        limits |= {name: changed[name] for name in ("max_running", "policy") if name in changed}
+        limits |= {name: changed[name] for name in ("max_running", "policy", "speculation") if name in changed}
         config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
         registry = also or settings.remote

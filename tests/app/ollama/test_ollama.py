@@ -78,6 +78,15 @@ def test_it_answers_as_a_chat_completion_does(theirs: ollama.Client, plain: http
     assert theirs.generate("default", "Hello", options=GREEDY).response == expected
 
 
+def test_drafts_are_an_option(theirs: ollama.Client, plain: httpx.Client) -> None:
+    expected = theirs.generate("default", "Hello", options=GREEDY).response
+    drafts = {**GREEDY, "speculation": {"proposer": "ngram", "max_tokens": 4}}
+    assert theirs.generate("default", "Hello", options=drafts).response == expected
+    body = {"model": "default", "prompt": "a", "options": {"speculation": "on"}}
+    message = plain.post("/api/generate", json=body).json()["error"]
+    assert message.startswith("options.speculation is 'on'") and '"max_tokens"?: 1 to 32' in message
+
+
 def test_a_prompt_with_a_system_text_is_a_chat_of_two_messages(theirs: ollama.Client, plain: httpx.Client) -> None:
     messages = [{"role": "system", "content": "Be brief."}, *HELLO]
     streamed = theirs.generate("default", "Hello", system="Be brief.", options=GREEDY, stream=True)
@@ -147,6 +156,7 @@ def test_vectors_are_those_of_the_other_api(theirs: ollama.Client, plain: httpx.
         ("chat", {"messages": HELLO, "format": {"type": 5}}, "format"),
         ("chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, "images"), ("chat", {"template": "x"}, "template"),
         ("chat", {"messages": HELLO, "options": {"num_predict": 0}}, "options.num_predict is 0"),
+        ("generate", {"prompt": "a", "options": {"speculation": {"proposer": "x"}}}, "options.speculation.proposer is"),
         ("chat", {"messages": "x"}, "messages"),
         ("generate", {"prompt": "a", "raw": True}, "raw"), ("generate", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("generate", {"prompt": "a" * 9000}, "maximum context length"),

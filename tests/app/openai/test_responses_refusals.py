@@ -51,6 +51,9 @@ BAD: list[tuple[Json, str, str]] = [
     ({"strategy_options": {"n": 2}}, "strategy_options", "strategy"),
     ({"checker": {"type": "exact", "answer": "a"}}, "checker", "best_of_n"),
     ({"priority": 101}, "priority", "-100 to 100"),
+    ({"speculation": "on"}, "speculation", '"max_tokens"?: 1 to 32'),
+    ({"speculation": {"max_tokens": 33}}, "speculation.max_tokens", "speculation.max_tokens is 33"),
+    ({"speculation": {"proposer": "oracle"}}, "speculation.proposer", "accepted: auto, off, suffix, ngram"),
     ({"deadline_s": 0}, "deadline_s", "above 0"),
     ({"reasoning": {"effort": "none", "summary": "long"}}, "reasoning.summary", "effort"),
     ({"text": {"verbosity": "least"}}, "text.verbosity", "low"),
@@ -174,6 +177,11 @@ _fields: dict[str, Any] = {
     "store": st.booleans() | wild.small,
     "seed": st.integers(0, 9) | wild.small,
     "private": st.booleans() | wild.small,
+    "speculation": st.sampled_from(["off", "auto"])
+    | st.fixed_dictionaries(
+        {}, optional={"proposer": st.just("ngram") | wild.small, "max_tokens": st.integers(0, 9) | wild.small}
+    )
+    | wild.anything,
     "repetition_detection": st.fixed_dictionaries(
         {"max_pattern_size": st.integers(0, 5) | wild.small, "min_count": st.integers(1, 5) | wild.small},
         optional={"min_pattern_size": st.integers(0, 6) | wild.small, "x": wild.small},
