@@ -40,6 +40,16 @@ export interface Engine {
   block_size: number;
   prefix_hit_rate: number | null;
   preemptions: number;
+  speculation: Speculation | null; // null: nothing was drafted
+}
+
+/** What became of drafts since the start. `acceptance` is the share that was right, by position in the draft. */
+export interface Speculation {
+  drafted: number;
+  accepted: number;
+  acceptance: number[];
+  tokens_per_step: number;
+  saved_s: number;
 }
 
 export interface Stats {

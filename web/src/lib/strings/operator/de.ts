@@ -66,6 +66,15 @@ export const de: OperatorStrings = {
   blocksOf: (size) => `KV-Blöcke zu ${count(size, "Token", "Tokens")}`,
   sequences: (n) => count(n, "offene Sequenz", "offene Sequenzen"),
   preemptions: (n) => count(n, "Verdrängung", "Verdrängungen"),
+  drafts: "Entwürfe",
+  accepted: (accepted, drafted) =>
+    `${number.format(accepted)} von ${count(drafted, "geratenen Token", "geratenen Tokens")} angenommen`,
+  perStep: (n) => `${short.format(n)} Tokens je Schritt`,
+  saved: (s) => (s < 0 ? `${took(-s)} verloren` : `${took(s)} gespart`),
+  acceptance: (shares) =>
+    `Angenommen nach Stelle im Entwurf: ${shares.map((share) => percent.format(share)).join(", ")}`,
+  acceptedAt: (position, share) => `Stelle ${position}: ${percent.format(share)}`,
+  byPosition: "angenommen nach Stelle im Entwurf",
   errorCodes: "Fehler nach Code",
   noErrors: "Keine.",
   settings: "Einstellungen, die geändert sind",

@@ -69,6 +69,15 @@ export const en = {
   blocksOf: (size: number) => `KV blocks of ${count(size, "token", "tokens")}`,
   sequences: (n: number) => count(n, "open sequence", "open sequences"),
   preemptions: (n: number) => count(n, "preemption", "preemptions"),
+  drafts: "Drafts",
+  accepted: (accepted: number, drafted: number) =>
+    `${number.format(accepted)} of ${count(drafted, "guessed token", "guessed tokens")} accepted`,
+  perStep: (n: number) => `${short.format(n)} tokens a step`,
+  saved: (s: number) => (s < 0 ? `${took(-s)} lost` : `${took(s)} saved`),
+  acceptance: (shares: readonly number[]) =>
+    `Accepted by position in the draft: ${shares.map((share) => percent.format(share)).join(", ")}`,
+  acceptedAt: (position: number, share: number) => `Position ${position}: ${percent.format(share)}`,
+  byPosition: "accepted by position in the draft",
   errorCodes: "Errors by code",
   noErrors: "None.",
   settings: "Settings that are not as they come",
