@@ -26,8 +26,11 @@ def new_call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Content:
+    """`drafted`: its tokens were proposed before they were sampled."""
+
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class Turn:
         if piece.part == "thinking":
             deltas += [Reasoning(piece.text)] if piece.text else []
         elif self._bodies is None:
-            deltas += [Content(piece.text, piece.logprobs)] if piece.text or piece.logprobs else []
+            if piece.text or piece.logprobs:
+                deltas.append(Content(piece.text, piece.logprobs, piece.drafted > 0))
         elif piece.part == "call":
             deltas += self._read(self._bodies.push(piece.section, piece.text))
         else:
@@ -88,7 +92,7 @@ class Turn:
         if not shown:
             return []
         logprobs, self._space_logprobs = self._space_logprobs, ()
-        return [Content(shown, logprobs)]
+        return [Content(shown, logprobs, piece.drafted > 0)]
 
     def _read(self, events: list[CallEvent]) -> list[Delta]:
         deltas: list[Delta] = []

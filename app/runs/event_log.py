@@ -136,15 +136,22 @@ class Deltas:
         self._log = log
         self._part: Part = "answer"
         self._texts: list[str] = []
+        self._length = 0
+        self._guessed: list[int] = []  # characters from, to, from, to …
         self._sent_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, part: Part, text: str) -> None:
+    def add(self, part: Part, text: str, *, guessed: bool = False) -> None:
         if not text:
             return
         self.flush_unless(part)
         self._part = part
         self._texts.append(text)
+        began, self._length = self._length, self._length + len(text)
+        if guessed and self._guessed[-1:] == [began]:
+            self._guessed[-1] = self._length
+        elif guessed:
+            self._guessed += (began, self._length)
         loop = asyncio.get_running_loop()
         wait_s = self._sent_at + COALESCE_S - loop.time()
         if wait_s <= 0:
@@ -167,7 +174,9 @@ class Deltas:
         text = "".join(self._texts)
         self._texts.clear()
         self._sent_at = asyncio.get_running_loop().time()
-        self._log.append(ThinkingDelta(text=text) if self._part == "thinking" else AnswerDelta(text=text))
+        guessed, self._guessed, self._length = self._guessed, [], 0
+        thinks = self._part == "thinking"
+        self._log.append(ThinkingDelta(text=text) if thinks else AnswerDelta(text=text, guessed=guessed))
 
 
 class StepRecorder:

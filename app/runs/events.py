@@ -79,8 +79,12 @@ class ThinkingDone(BaseModel):
 
 
 class AnswerDelta(BaseModel):
+    """`guessed`: from where to where in `text`, in characters and in pairs, its tokens were drafted before they were
+    sampled."""
+
     type: Literal["answer.delta"] = "answer.delta"
     text: str
+    guessed: list[int] = []
 
 
 class AnswerChecking(BaseModel):

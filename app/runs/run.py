@@ -322,13 +322,13 @@ class Run:
                 case Reasoning(text):
                     self._thinking.append(text)
                     self._deltas.add("thinking", text)
-                case Content(text) if text:
+                case Content(text, _, guessed) if text:
                     self._deltas.flush_unless("answer")
                     self._close_thinking()
                     if self._checked is not None:
                         self._show(self._checked.feed(text))
                     else:
-                        self._answer(text)
+                        self._answer(text, guessed=guessed)
         if self._checked is not None and piece.part == "answer" and (held := self._checked.hold(piece.spent, now)):
             self._deltas.flush()
             self.log.append(held)
@@ -362,13 +362,13 @@ class Run:
             self._deltas.flush()
             self.log.append(shown if self._thoughts.policy == "shown" else without_text(shown))
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, text: str, *, guessed: bool = False) -> None:
         self._steps.wrote(text)
-        self._say(text)
+        self._say(text, guessed=guessed)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, guessed: bool = False) -> None:
         self._content.append(text)
-        self._deltas.add("answer", text)
+        self._deltas.add("answer", text, guessed=guessed)
 
     def _show(self, sentences: Iterable[tuple[str, CitationRef]]) -> None:
         """Checked sentences, each followed by its citations."""

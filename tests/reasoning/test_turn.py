@@ -94,6 +94,14 @@ def joined(deltas: list[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
     return content, reasoning, calls
 
 
+def test_content_is_drafted_as_its_piece_is() -> None:
+    for parser in (None, one_call):
+        turn = Turn(parser)
+        pieces = [Piece("answer", "a", 1), Piece("answer", "b ", 2, drafted=2), Piece("answer", "c", 1)]
+        deltas = [delta for piece in pieces for delta in turn.take(piece)]
+        assert [delta.drafted for delta in deltas if isinstance(delta, Content)] == [False, True, False]
+
+
 # What an answer may be made of -> its content, its calls, as it must come out
 SCRIPTS: list[tuple[list[Stretch], str | None, list[tuple[str, str]]]] = [
     (stretches(), None, []),

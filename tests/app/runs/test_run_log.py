@@ -92,6 +92,20 @@ async def test_the_first_delta_goes_at_once_and_the_rest_in_batches() -> None:
     ]
 
 
+async def test_a_delta_says_which_of_its_characters_were_guessed() -> None:
+    log = RunLog("r", NowhereStore())
+    deltas = Deltas(log)
+    deltas.add("answer", "a", guessed=True)
+    for text, guessed in (("b", False), ("😀c", True), ("d", True), ("e", False), ("f", True)):
+        deltas.add("answer", text, guessed=guessed)
+    deltas.add("thinking", "x")
+    deltas.add("answer", "y")
+    deltas.flush()
+    await log.settled()
+    told = [(data["text"], data.get("guessed")) for data in (json.loads(event.data) for event in log.events)]
+    assert told == [("a", [0, 1]), ("b😀cdef", [1, 4, 5, 6]), ("x", None), ("y", [])]
+
+
 class SlowStore:
     """Writes when it is told to."""
 

@@ -17,9 +17,9 @@ const PLAIN: RunEvent[] = [
   { type: "thinking.wait", number: 1, of: 1 },
   { type: "thinking.delta", text: "m" },
   { type: "thinking.done", duration_s: 0.5, tokens: 31 },
-  { type: "answer.delta", text: "Fo" },
+  { type: "answer.delta", text: "Fo", guessed: [] },
   { type: "metrics", ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3 },
-  { type: "answer.delta", text: "ur" },
+  { type: "answer.delta", text: "ur", guessed: [] },
   { type: "answer.done", text: "Four", finish_reason: "stop", outcome: "answered" },
   completed,
 ];
@@ -40,7 +40,7 @@ const TOOLS: RunEvent[] = [
   { type: "thinking.started", started_at: 11, max_tokens: null, waits: 0 },
   { type: "thinking.delta", text: "I need a file." },
   { type: "thinking.done", duration_s: 0.5, tokens: 5 },
-  { type: "answer.delta", text: "Let me write it." },
+  { type: "answer.delta", text: "Let me write it.", guessed: [] },
   { type: "tool.call", ...call, arguments: '{"path": "a"}' },
   { type: "tool.call", call_id: "c2", name: "ask", arguments: "{}" },
   asked,
@@ -52,12 +52,12 @@ const TOOLS: RunEvent[] = [
   { type: "question.asked", call_id: "c2", name: "ask", question_id: "q", text: "?", choices: ["a"], expires_at: 9 },
   { type: "question.answered", call_id: "c2", question_id: "q", text: "a" },
   { type: "tool.error", call_id: "c2", name: "ask", kind: "failed", message: "It broke.", ms: 3 },
-  { type: "answer.delta", text: "\n\n" },
+  { type: "answer.delta", text: "\n\n", guessed: [] },
   { type: "thinking.started", started_at: 15, max_tokens: null, waits: 0 },
   { type: "thinking.done", duration_s: 0.1, tokens: 3 },
   { type: "run.reduced", thinking: 256, models: null },
   { type: "limit.reached", limit: "steps" },
-  { type: "answer.delta", text: "Done." },
+  { type: "answer.delta", text: "Done.", guessed: [] },
   { type: "answer.done", text: "Let me write it.\n\nDone.", finish_reason: "stop", outcome: "answered" },
   completed,
 ];
@@ -69,12 +69,12 @@ const source: SourceShown = {
 const GROUNDED: RunEvent[] = [
   { type: "citation.sources", verdict: "answer", score: 0.8, questions: ["when?"], sources: [source], nearest: [] },
   started,
-  { type: "answer.delta", text: "🌊 It was built in 1931. [S1] " },
+  { type: "answer.delta", text: "🌊 It was built in 1931. [S1] ", guessed: [] },
   {
     type: "citation.ref", sentence: 1, start: 0, end: 28, support: "supported", answers: null,
     citations: [{ ...source, start: 107, end: 121, text: "Built in 1931." }],
   },
-  { type: "answer.delta", text: "It is tall. [unsupported]" },
+  { type: "answer.delta", text: "It is tall. [unsupported]", guessed: [] },
   { type: "citation.ref", sentence: 2, start: 29, end: 54, support: "unsupported", answers: null, citations: [] },
   {
     type: "answer.done", text: "🌊 It was built in 1931. [S1] It is tall. [unsupported]", finish_reason: "stop",
@@ -104,7 +104,7 @@ const SEARCHED: RunEvent[] = [
   { type: "candidate.done", index: 0, text: "4", tokens: 1, score: 0.7, vote: null },
   { type: "candidate.chosen", index: 0, of: 2, score: 0.7, cancelled: 1 },
   { type: "strategy.event", name: "Looked", fields: {} },
-  { type: "answer.delta", text: "4" },
+  { type: "answer.delta", text: "4", guessed: [] },
   { type: "answer.done", text: "4", finish_reason: "stop", outcome: "answered" },
   completed,
 ];
@@ -174,7 +174,7 @@ test("an answer is another server's where its model was the last one asked", () 
   const sent: RunEvent = {
     type: "remote.sent", model: "big", why: "it is named", messages: 1, characters: 9, images: 0, passages: 0, tool_results: 0,
   };
-  const said: RunEvent = { type: "answer.delta", text: "Four" };
+  const said: RunEvent = { type: "answer.delta", text: "Four", guessed: [] };
   const tell = (...events: RunEvent[]): Answer => events.reduce((answer, event, i) => reduce(answer, i + 1, event), EMPTY);
   expect(answeredElsewhere(tell(said))).toBe(false);
   expect(answeredElsewhere(tell(sent))).toBe(false); // nothing has come back yet
@@ -245,12 +245,18 @@ test("what goes on is told from the first moment, and not when something else sh
 
 test("a sentence that is held back is told of until there is text again", () => {
   const held = { type: "answer.checking", tokens: 52 } as const;
-  const text = { type: "answer.delta", text: "It was built in 1931. " } as const;
-  const log: RunEvent[] = [started, held, text, held, { type: "answer.delta", text: "It is tall." }, held, completed];
+  const text: RunEvent = { type: "answer.delta", text: "It was built in 1931. ", guessed: [] };
+  const log: RunEvent[] = [started, held, text, held, { type: "answer.delta", text: "It is tall.", guessed: [] }, held, completed];
   const folded = log.map((_, i) => fold(log, EMPTY, 0, i + 1));
   expect(folded.map(({ checking }) => checking)).toEqual([null, 52, null, 52, null, 52, null]);
   expect(folded.map(doing)).toEqual(["thinking", "checking", null, "checking", null, "checking", null]);
   expect(folded.at(-1)?.text).toBe("It was built in 1931. It is tall.");
+});
+
+test("guessed text is known by its place in the answer, also from a log that never said so", () => {
+  const old = { type: "answer.delta", text: "One " } as unknown as RunEvent;
+  const log: RunEvent[] = [started, old, { type: "answer.delta", text: "two three", guessed: [0, 3, 4, 5] }, completed];
+  expect(fold(log, EMPTY, 0, 4).guessed).toEqual([[4, 7], [8, 9]]);
 });
 
 test("an event of a newer server changes nothing but the place in the log", () => {

@@ -2,6 +2,7 @@
  * An answer as its run's log tells it: `reduce` folds one event in and touches nothing else, so replaying a log from
  * its start, or resuming it in the middle, ends in the same state. An event already folded in changes nothing.
  */
+import { guessesGrew, type Guess } from "./answer/guessed";
 import { reduceCandidates, reduceSearch, type Candidates, type Search } from "./answer/search";
 import { markOf, type Grounds, type Mark } from "./answer/sources";
 import { ended, reduceCalls, storedCalls, type Call } from "./answer/tools";
@@ -48,6 +49,7 @@ export interface Answer {
   readonly budget: { readonly tokens: number | null; readonly waits: number }; // of all thinking
   readonly thoughtTokens: number; // so far, of all thinking
   readonly text: string;
+  readonly guessed: readonly Guess[]; // of the text
   readonly checking: number | null; // tokens of a sentence that is held back until it is checked
   readonly finishReason: AnswerDone["finish_reason"] | null;
   readonly calls: readonly Call[];
@@ -77,6 +79,7 @@ export const EMPTY: Answer = {
   budget: { tokens: null, waits: 0 },
   thoughtTokens: 0,
   text: "",
+  guessed: [],
   checking: null,
   finishReason: null,
   calls: [],
@@ -133,6 +136,7 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return {
         parts: answerGrew(parts, answer.text.length),
         text: answer.text + event.text,
+        guessed: guessesGrew(answer.guessed, answer.text.length, event.text, event.guessed ?? []), // logs of old have none
         checking: null,
         reading: null,
       };

@@ -5,8 +5,8 @@ import type { RunEvent } from "./protocol";
 
 const LOG: RunEvent[] = [
   { type: "run.started", model: "m", started_at: 1, max_tokens: 9 },
-  { type: "answer.delta", text: "one " },
-  { type: "answer.delta", text: "two — ünïcode" },
+  { type: "answer.delta", text: "one ", guessed: [] },
+  { type: "answer.delta", text: "two — ünïcode", guessed: [] },
   { type: "answer.done", text: "one two — ünïcode", finish_reason: "stop", outcome: "answered" },
   { type: "run.failed", code: "x", message: "m", retryable: true },
 ];

@@ -92,9 +92,11 @@ export interface ThinkingDone {
   tokens: number;
 }
 
+/** `guessed`: from where to where in `text`, in characters and in pairs, its tokens were drafted before they were sampled. */
 export interface AnswerDelta {
   type: "answer.delta";
   text: string;
+  guessed: number[];
 }
 
 /** A sentence of an answer from documents is held back until it is whole and checked: `tokens` of it so far. */

@@ -19,7 +19,7 @@ export interface Mark {
 const ANSWERS = 0.5; // the probability from which on the server quotes a sentence as the answer
 
 /** Where in `text` its code point number `points` is, counted on from `known`, a place that is known already. */
-function place(text: string, points: number, known: { points: number; at: number }): { points: number; at: number } {
+export function place(text: string, points: number, known: { points: number; at: number }): { points: number; at: number } {
   let { at } = known;
   for (let left = points - known.points; left > 0 && at < text.length; left -= 1) {
     at += (text.codePointAt(at) ?? 0) > 0xffff ? 2 : 1;

@@ -196,6 +196,9 @@ export const de: Strings = {
   someDocuments: "Aus einigen Sammlungen",
   documents: (n: number) => count(n, "Dokument", "Dokumente"),
   samplingTitle: "Wie die Wörter gewählt werden",
+  guesses: "Geratene Tokens zeigen",
+  guessesAbout:
+    "Text, der vorausgeraten war und den das Modell dann selbst gewählt hat, wird gefärbt. Es ist so oder so derselbe Text.",
   systemTitle: "Was das Modell vor allem anderen liest",
   systemPlaceholder: "Du bist…",
   systemAbout: "Der System-Prompt: wer es sein soll und wie es antworten soll. Er geht mit jeder Frage mit.",

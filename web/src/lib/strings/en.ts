@@ -187,6 +187,8 @@ export const en = {
   someDocuments: "From some collections",
   documents: (n: number) => count(n, "document", "documents"),
   samplingTitle: "How the words are chosen",
+  guesses: "Show guessed tokens",
+  guessesAbout: "Text that was guessed ahead, and that the model then chose itself, is coloured. It is the same text either way.",
   systemTitle: "What the model reads before everything",
   systemPlaceholder: "You are…",
   systemAbout: "The system prompt: who it is to be, and how it is to answer. It is sent with every question.",

@@ -26,11 +26,11 @@ export interface Block {
   readonly html: string;
   readonly frozen: boolean;
   readonly source: string;
+  readonly start: number; // of its source in the text
 }
 
 interface Rendered extends Block {
   readonly token: Token;
-  readonly start: number; // of its source in the text
   readonly inserts: readonly Insert[];
 }
 
