@@ -177,7 +177,7 @@ def test_a_prediction_that_is_wrong_changes_no_token(web: httpx.Client) -> None:
 
 
 def test_beams_take_a_prediction_and_no_proposer(web: httpx.Client) -> None:
-    body = {"messages": SAY, "strategy": "beam", "strategy_options": {"width": 2}, "max_tokens": 8}
+    body: dict[str, Any] = {"messages": SAY, "strategy": "beam", "strategy_options": {"width": 2}, "max_tokens": 8}
     taken: list[dict[str, Any]] = [
         {"speculation": "off"}, {"speculation": {}}, {"prediction": {"type": "content", "content": "2"}},
     ]  # fmt: skip

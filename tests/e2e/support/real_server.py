@@ -144,7 +144,7 @@ class RealServer:
         command = [
             sys.executable, "-m", "tests.e2e.support.real_main", str(self._knobs), "serve", "--port", str(self.port),
             "--data-dir", str(self.folder / "data"), "--plugins", str(self.plugins), "--threads", "1", "--no-sandbox",
-            *self._flags,
+            "--speculation", "off", *self._flags,  # unless a test asks for it a step is a token: tests pace by steps
         ]  # fmt: skip
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ}
