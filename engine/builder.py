@@ -156,7 +156,8 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
         )
     runner = _runner(config, decoder, kv, device, max_model_len, images)
-    speculator = _speculator(config, decoder, path, runner, blocks, proposers)
+    speculation = config.speculation or ("auto" if device.type == "cpu" else "off")  # not measured elsewhere yet
+    speculator = _speculator(speculation, config, decoder, path, runner, blocks, proposers)
     core = EngineCore(
         config,
         runner,
@@ -192,7 +193,13 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
 
 
 def _speculator(
-    config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int, more: Sequence[Proposer]
+    speculation: str,
+    config: EngineConfig,
+    decoder: Decoder,
+    path: Path,
+    runner: Runner,
+    blocks: int,
+    more: Sequence[Proposer],
 ) -> Speculator:
     """Returns the proposers of a core, in the order in which they are asked. Those that need no model are always
     there: a span may ask for them.
@@ -201,7 +208,6 @@ def _speculator(
         CheckpointError, UnsupportedArchitecture: of the draft model.
         InvalidParameter: the draft model does not fit, or no proposer has the configured name.
     """
-    speculation = config.speculation or ("auto" if decoder.device.type == "cpu" else "off")  # not measured elsewhere
     proposers: list[Proposer] = [*more, *plugins(), SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
     proposers.append(SuffixProposer("ngram", 2, pooled=False))
     names = [each.name for each in proposers]

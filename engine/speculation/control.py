@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 _BINS = 16  # of confidence
 _PRIOR = 4.0  # drafted tokens that a proposer's own confidence is worth
 _FORGET = 0.99  # weight of what was learnt, for each later draft
-_SMOOTHING = 0.1
+_FASTER, _SLOWER = 0.3, 0.05  # weight of a new step's time
+_KEPT_STEPS = 300
 _MIN_GAIN = 1.02  # goodput with drafts, over that without, from which on they are verified
 _MARGINAL = 0.1  # of a step of one token: assumed cost of each further one, before any was measured
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens of the steps that are timed
@@ -50,20 +51,24 @@ def _bin(confidence: float) -> int:
 
 class StepTimes:
     """Seconds of steps that only decode, by their tokens: measured, smoothed, and between the measured sizes
-    interpolated."""
+    interpolated. A size that has not run for long is forgotten, so that one slow step does not rule it out for ever."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._ran: dict[int, int] = {}  # of each size, the newest step
+        self._steps = 0
 
     def ran(self, tokens: int, seconds: float) -> None:
-        """Learns from a step."""
+        """Learns from a step. A faster one counts for more: a slow one is more likely the machine's doing."""
         if seconds <= 0:
             return  # the clock stood still
         size = min(_SIZES, key=lambda each: (abs(each - tokens), each))
-        known = self._seconds.get(size)
-        # a single slow step is more likely the machine's doing than the step's
-        taken = seconds if known is None else min(seconds, 4 * known)
-        self._seconds[size] = taken if known is None else known + _SMOOTHING * (taken - known)
+        self._steps += 1
+        self._ran[size] = self._steps
+        known = self._seconds.get(size, seconds)
+        self._seconds[size] = known + (_FASTER if seconds < known else _SLOWER) * (min(seconds, 4 * known) - known)
+        for each in [each for each, at in self._ran.items() if self._steps - at > _KEPT_STEPS and len(self._ran) > 1]:
+            del self._ran[each], self._seconds[each]
 
     def seconds(self, tokens: int) -> float:
         """Returns the expected time; it never falls with more tokens. 1 where nothing was measured."""

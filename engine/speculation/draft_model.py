@@ -43,6 +43,9 @@ def request_of(seq: SequenceState, draft: tuple[int, ...]) -> RowSampling | None
 def sampled(logits: Tensor, requests: Sequence[RowSampling | None]) -> list[tuple[int, float]]:
     """Samples a token for each row of `logits` (rows, vocabulary), float32, which are changed. Returns the tokens with
     their probabilities at the rows' temperatures."""
+    if not any(requests):
+        log_probability, likeliest = logits.log_softmax(-1).max(-1)
+        return list(zip(likeliest.tolist(), log_probability.exp().tolist(), strict=True))
     temperature = [1.0 if each is None else max(MIN_TEMPERATURE, each.sampling.temperature) for each in requests]
     scaled = logits / torch.tensor(temperature, device=logits.device)[:, None]
     tokens = begin_sampling(logits, requests).fetch().token_ids

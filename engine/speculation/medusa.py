@@ -74,11 +74,17 @@ class MedusaHeads:
             outputs.append(read(own, vocab, hidden) if own in weights else embedding)
         return cls(blocks, outputs)
 
-    def logits(self, states: Tensor, head: int) -> Tensor:
-        """Returns logits (rows, vocab), float32, from states (rows, hidden) after the model's final norm."""
-        for weight, bias in self.blocks[head]:
-            states = states + F.silu(F.linear(states, weight, bias))
-        return F.linear(states, self.outputs[head]).float()
+    def logits(self, states: Tensor) -> Tensor:
+        """Returns logits (heads, rows, vocab), float32, from states (rows, hidden) after the model's final norm."""
+        hidden = []
+        for layers in self.blocks:
+            of_head = states
+            for weight, bias in layers:
+                of_head = of_head + F.silu(F.linear(of_head, weight, bias))
+            hidden.append(of_head)
+        if all(output is self.outputs[0] for output in self.outputs):  # one product for all
+            return F.linear(torch.cat(hidden), self.outputs[0]).float().unflatten(0, (len(hidden), -1))
+        return torch.stack([F.linear(h, output) for h, output in zip(hidden, self.outputs, strict=True)]).float()
 
 
 class Medusa(Proposer):
@@ -102,18 +108,20 @@ class Medusa(Proposer):
     @torch.inference_mode()
     def propose_all(self, asked: Sequence[tuple[SequenceState, int]], min_confidence: float) -> list[DraftTokens]:
         drafts = {seq.id: NOTHING for seq, _ in asked}
-        drafting = [(seq, budget) for seq, budget in asked if self._newest.get(seq.id, (0,))[0] == len(seq)]
-        for head in range(len(self._heads.blocks)):
-            drafting = [(seq, budget) for seq, budget in drafting if head < budget]
-            if not drafting:
-                break
-            states = torch.stack([self._newest[seq.id][1] for seq, _ in drafting])
-            requests = [request_of(seq, drafts[seq.id].tokens) for seq, _ in drafting]
-            for (seq, _), (token, probability) in zip(
-                drafting, sampled(self._heads.logits(states, head), requests), strict=True
-            ):
-                draft = drafts[seq.id]
-                drafts[seq.id] = DraftTokens((*draft.tokens, token), (*draft.confidence, probability))
+        ready = [(seq, budget) for seq, budget in asked if self._newest.get(seq.id, (0,))[0] == len(seq)]
+        if ready:
+            logits = self._heads.logits(torch.stack([self._newest[seq.id][1] for seq, _ in ready]))
+            heads, rows, _ = logits.shape
+            likeliest = logits.argmax(-1).T.tolist()  # stands for the draft so far, as penalties see it
+            requests = [
+                request_of(seq, tuple(before[:head]))
+                for head in range(heads)
+                for (seq, _), before in zip(ready, likeliest, strict=True)
+            ]
+            found = sampled(logits.flatten(0, 1), requests)
+            for row, (seq, budget) in enumerate(ready):
+                tokens, confidence = zip(*found[row::rows], strict=True)
+                drafts[seq.id] = DraftTokens(tokens, confidence).cut(budget)
         return [drafts[seq.id] for seq, _ in asked]
 
     def forget(self, seq: SequenceState) -> None:

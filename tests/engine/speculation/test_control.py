@@ -98,5 +98,10 @@ def test_one_slow_step_changes_little() -> None:
     assert made.seconds(1) < 1.5
 
 
+def test_a_size_that_has_not_run_for_long_is_expected_like_its_neighbours() -> None:
+    made = times((8, 50.0), *((1, 1.0) for _ in range(400)))
+    assert made.seconds(8) == pytest.approx(1.7)
+
+
 def test_a_clock_that_stands_still_teaches_nothing() -> None:
     assert times((4, 0.0)).seconds(1) == 1.0
