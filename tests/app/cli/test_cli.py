@@ -44,7 +44,8 @@ def ponder(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProces
 @contextmanager
 def serving(*arguments: str, cwd: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A `ponder serve` that said it is ready, and its address."""
-    command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--device", "cpu", *arguments]
+    slow = ("--device", "cpu", "--speculation", "off")  # drafts would end soon what is to last a test
+    command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", *slow, *arguments]
     process = subprocess.Popen(
         command, cwd=cwd, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
