@@ -221,18 +221,35 @@ def _speculator(
 
 
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:
-    """Loads the draft model or the Medusa heads that are configured."""
+    """Loads the draft model or the Medusa heads that are configured, or the heads that the model's own files name."""
+    reads_states = isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
     if config.draft_model is None:
-        return []
+        heads = _own_heads(path) if reads_states and config.speculation != "off" else None
+        if heads is None:
+            return []
+        try:
+            return _models(replace(config, draft_model=str(heads)), decoder, path, runner, blocks)
+        except CheckpointError as error:  # the model was trained anew, say
+            log.warning("nothing is drafted by %s: %s", heads.name, error)
+            return []
     drafting = resolve(config.draft_model)
     if not (drafting.is_dir() and is_medusa(drafting)):
         return [DraftModel.load(drafting, decoder, config, blocks)]
-    if not isinstance(runner, ModelRunner) or (config.deterministic and not decoder.tiled):
+    if not isinstance(runner, ModelRunner) or not reads_states:
         message = "draft_model has Medusa heads, which read states of the CPU's own kernels; accepted: a draft model."
         raise InvalidParameter("draft_model", message)
     medusa = Medusa(MedusaHeads.load(drafting, path, decoder.embedding, tied=decoder.spec.tied_embeddings))
     runner.keep_states(medusa.keep)
     return [medusa]
+
+
+def _own_heads(path: Path) -> Path | None:
+    """Returns the directory beside a model's that its `ponder.json` names as `medusa`, if both are there."""
+    known = path / "ponder.json"
+    name = read_json(known).get("medusa") if known.is_file() else None
+    if not isinstance(name, str) or Path(name).name != name or not (path.parent / name / "config.json").is_file():
+        return None
+    return path.parent / name
 
 
 def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:

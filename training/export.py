@@ -175,4 +175,7 @@ def export(
     _write(out / "generation_config.json", _generation_config(tokenizer))
     _write(out / "tokenizer.json", _tokenizer_json(tokenizer))
     _write(out / "tokenizer_config.json", _tokenizer_config(model.config))
-    _write(out / "ponder.json", {"about": ABOUT[name], "starters": list(STARTERS), "document_answers": "extractive"})
+    about: dict[str, object] = {"about": ABOUT[name], "starters": list(STARTERS), "document_answers": "extractive"}
+    if name == "pebble":
+        about["medusa"] = "pebble-medusa"  # heads that the engine finds beside it
+    _write(out / "ponder.json", about)

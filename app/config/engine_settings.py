@@ -257,11 +257,11 @@ class EngineSettings(BaseModel):
                 'accepted: another model, or quantization "int8" or "int4".'
             )
         kv_dir = None if config.kv_dir is None else f"{config.kv_dir}-fallback"  # the same tokens have other K/V
-        other = replace(config, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir)
+        other = replace(config, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir, draft_model=None)
         return Fallback(other, self.fallback_confidence)
 
-    def config_of(self, model: str, data_dir: Path) -> EngineConfig:
-        """The engine's part of the settings, for one model. Imports the engine, and so torch."""
+    def config_of(self, model: str, data_dir: Path, draft_model: str | None) -> EngineConfig:
+        """The engine's part of the settings, for one model and its draft model. Imports the engine, and so torch."""
         from engine import EngineConfig
 
         return EngineConfig(
@@ -289,7 +289,7 @@ class EngineSettings(BaseModel):
             quantization=self.quantization,
             speculation=self.speculation,
             speculation_tokens=self.speculation_tokens,
-            draft_model=None if self.draft_model is None else find_model(self.draft_model),
+            draft_model=None if draft_model is None else find_model(draft_model),
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             encoder_cache_bytes=int(self.encoder_cache_bytes),

@@ -123,7 +123,8 @@ class Settings(
 
     def engine_config(self, model: str | None = None) -> EngineConfig:
         """The engine's part of the settings, for the first model or another. Imports the engine, and so torch."""
-        return self.config_of(model or self.model, self.resolved_data_dir)
+        draft_model = self.draft_model if model in (None, self.model) else None  # of another vocabulary, mostly
+        return self.config_of(model or self.model, self.resolved_data_dir, draft_model)
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,3 +110,20 @@ async def test_heads_without_a_matrix_need_a_model_that_ties_its_own(wide_model:
     path = heads(tmp_path / "heads", wide_model, 0.1)
     with pytest.raises(CheckpointError, match="output matrix"):
         await Engine.start(EngineConfig(str(wide_model), draft_model=str(path)))
+
+
+async def test_heads_that_the_models_own_files_name_are_found_beside_it(
+    tied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tied, model)
+    for name in ("heads", "../model", "missing", 3):
+        (model / "ponder.json").write_text(json.dumps({"medusa": name}))
+        heads(tmp_path / "heads", model, 0.1)
+        async with await Engine.start(EngineConfig(str(model), speculation="auto")) as engine:
+            assert ("medusa" in engine.proposers) == (name == "heads")
+    (model / "ponder.json").write_text(json.dumps({"medusa": "heads"}))
+    heads(tmp_path / "heads", model, 0.1, sha256="0" * 64)
+    async with await Engine.start(EngineConfig(str(model), speculation="auto")) as engine:
+        assert "medusa" not in engine.proposers, "they are another model's, which stops nobody"
+    assert "nothing is drafted by heads" in caplog.text
