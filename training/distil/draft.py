@@ -28,7 +28,7 @@ TEMPERATURE = 0.7
 GUIDANCE = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
 SHORT = 64  # tokens: of a longer answer, a thought most often, each counts less
 MAX_BATCH_TOKENS, SPREAD = 3072, 1.3  # tokens that go through the draft at once, and their lengths' spread
-PLAN = DistilPlan(steps=2000, batch=24, matrix_lr=0.01, adam_lr=2e-3)
+PLAN = DistilPlan(steps=2000, batch=12, matrix_lr=0.01, adam_lr=2e-3, fall=0.5)
 
 REMARKS = """\
 - **After that**: {steps:,} steps of {batch} of Pebble's own answers, greedy and at temperature 0.7, to prompts of the
