@@ -238,7 +238,7 @@ def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, 
     if not isinstance(runner, ModelRunner) or not reads_states:
         message = "draft_model has Medusa heads, which read states of the CPU's own kernels; accepted: a draft model."
         raise InvalidParameter("draft_model", message)
-    medusa = Medusa(MedusaHeads.load(drafting, path, decoder.embedding, tied=decoder.spec.tied_embeddings))
+    medusa = Medusa(MedusaHeads.load(drafting, path, decoder))
     runner.keep_states(medusa.keep)
     return [medusa]
 

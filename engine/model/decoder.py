@@ -101,7 +101,7 @@ class Decoder:
         if tiled and spec.experts is not None and spec.experts.gate is None and spec.gated_mlp:
             self._layers = native_layers.with_experts(spec, self._layers)
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
-        self._lm_head = read.head(self._embedding)
+        self.lm_head, self.pack = read.head(self._embedding), packing.plain
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
@@ -122,11 +122,6 @@ class Decoder:
     def image_token(self) -> int:
         """Returns the token that stands for a row of an image in a batch; 0 of a model that reads none."""
         return 0 if self.spec.vision is None else self.spec.vision.image_token_id
-
-    @property
-    def embedding(self) -> Tensor:
-        """Returns the embedding, (vocab, hidden), which is the output matrix of a model that ties them."""
-        return self._embedding
 
     @property
     def on_gpu(self) -> bool:
@@ -171,11 +166,11 @@ class Decoder:
         given."""
         spec = self.spec
         if self._gpu is not None:
-            said = self._gpu.logits(states, self._norm, self._lm_head)
-        elif isinstance(self._lm_head, NativeLinear):
-            said = self._lm_head.logits(states, self._norm.weight, spec.norm_eps, centred=spec.norm == "layer")
+            said = self._gpu.logits(states, self._norm, self.lm_head)
+        elif isinstance(self.lm_head, NativeLinear):
+            said = self.lm_head.logits(states, self._norm.weight, spec.norm_eps, centred=spec.norm == "layer")
         else:
-            said = self._lm_head(self._norm(states))
+            said = self.lm_head(self._norm(states))
         logits = said.float() if out is None else out.copy_(said)
         if spec.logits_scaling != 1.0:
             logits.div_(spec.logits_scaling)

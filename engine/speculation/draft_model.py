@@ -12,6 +12,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,8 +45,9 @@ def sampled(logits: Tensor, requests: Sequence[RowSampling | None]) -> list[tupl
     """Samples a token for each row of `logits` (rows, vocabulary), float32, which are changed. Returns the tokens with
     their probabilities at the rows' temperatures."""
     if not any(requests):
-        log_probability, likeliest = logits.log_softmax(-1).max(-1)
-        return list(zip(likeliest.tolist(), log_probability.exp().tolist(), strict=True))
+        rows = logits.cpu().numpy()  # torch would wait for its threads
+        largest = rows.max(-1)
+        return list(zip(rows.argmax(-1).tolist(), (1 / np.exp(rows - largest[:, None]).sum(-1)).tolist(), strict=True))
     temperature = [1.0 if each is None else max(MIN_TEMPERATURE, each.sampling.temperature) for each in requests]
     scaled = logits / torch.tensor(temperature, device=logits.device)[:, None]
     tokens = begin_sampling(logits, requests).fetch().token_ids

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from engine.core.request import SequenceState
 from engine.errors import CheckpointError
+from engine.model.decoder import Decoder
+from engine.model.linear import Linear
 from engine.model.loader import SINGLE, SafetensorsWeights, read_json
 from engine.speculation.draft_model import request_of, sampled
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
@@ -30,15 +32,16 @@ def is_medusa(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:
-    """Residual blocks, (heads, layers) of a weight (hidden, hidden) and a bias (hidden,), and an output matrix
-    (vocab, hidden) of each head."""
+    """Residual blocks and output matrices. `first` (hidden -> heads * hidden) is the linear layer of all first blocks,
+    `later` those of further blocks by head, `outputs` (hidden -> vocab) one matrix, or one a head."""
 
-    blocks: list[list[tuple[Tensor, Tensor]]]
-    outputs: list[Tensor]
+    first: Linear
+    later: list[list[Linear]]
+    outputs: list[Linear]
 
     @classmethod
-    def load(cls, path: Path, base: Path, embedding: Tensor, *, tied: bool = True) -> MedusaHeads:
-        """Reads the heads of the model at `base`, whose embedding (vocab, hidden) is its output matrix if `tied`.
+    def load(cls, path: Path, base: Path, model: Decoder) -> MedusaHeads:
+        """Reads the heads of `model`, which was loaded from `base`; heads without an output matrix share its own.
 
         Raises:
             CheckpointError: a tensor is missing or of another shape, or the heads were trained on other weights.
@@ -51,40 +54,33 @@ class MedusaHeads:
                 f"{path.name} has Medusa heads of other weights than this model's (base_sha256); accepted: the model "
                 f"{config.get('base_model', 'they were trained on')} as it was then, or heads trained anew."
             )
-        weights, (vocab, hidden) = SafetensorsWeights(path), embedding.shape
+        weights, vocab, hidden = SafetensorsWeights(path), model.spec.vocab_size, model.spec.hidden_size
         heads, layers = int(config["medusa_num_heads"]), int(config.get("medusa_num_layers", 1))
-        blocks, outputs = list[list[tuple[Tensor, Tensor]]](), list[Tensor]()
 
         def read(name: str, *shape: int) -> Tensor:
-            return weights.take(name, shape).to(embedding)
+            return weights.take(name, shape).to(model.device, model.dtype)
 
-        for head in range(heads):
-            blocks.append(
-                [
-                    (read(f"{head}.{layer}.linear.weight", hidden, hidden), read(f"{head}.{layer}.linear.bias", hidden))
-                    for layer in range(layers)
-                ]
-            )
-            own = f"{head}.{layers}.weight"
-            if own not in weights and not tied:
-                message = (
-                    f"{path.name} has heads without an output matrix ({own}), and {base.name} does not tie its own"
-                )
-                raise CheckpointError(f"{message}; accepted: heads with one.")
-            outputs.append(read(own, vocab, hidden) if own in weights else embedding)
-        return cls(blocks, outputs)
+        def linear(of: Sequence[tuple[int, int]]) -> Linear:
+            names = [f"{head}.{layer}.linear" for head, layer in of]
+            weight = torch.cat([read(f"{name}.weight", hidden, hidden) for name in names])
+            return model.pack(weight, torch.cat([read(f"{name}.bias", hidden) for name in names]))
+
+        own = [f"{head}.{layers}.weight" for head in range(heads)]
+        outputs = (
+            [model.pack(read(name, vocab, hidden), None) for name in own] if own[0] in weights else [model.lm_head]
+        )
+        later = [[linear([(head, layer)]) for layer in range(1, layers)] for head in range(heads)]
+        return cls(linear([(head, 0) for head in range(heads)]), later, outputs)
 
     def logits(self, states: Tensor) -> Tensor:
         """Returns logits (heads, rows, vocab), float32, from states (rows, hidden) after the model's final norm."""
-        hidden = []
-        for layers in self.blocks:
-            of_head = states
-            for weight, bias in layers:
-                of_head = of_head + F.silu(F.linear(of_head, weight, bias))
-            hidden.append(of_head)
-        if all(output is self.outputs[0] for output in self.outputs):  # one product for all
-            return F.linear(torch.cat(hidden), self.outputs[0]).float().unflatten(0, (len(hidden), -1))
-        return torch.stack([F.linear(h, output) for h, output in zip(hidden, self.outputs, strict=True)]).float()
+        inner = self.first(states).unflatten(1, (len(self.later), -1))
+        hidden = (states[:, None] + F.silu(inner)).unbind(1)
+        for linears in zip(*self.later, strict=True):
+            hidden = tuple(each + F.silu(linear(each)) for each, linear in zip(hidden, linears, strict=True))
+        if len(self.outputs) == 1:  # one product for all
+            return self.outputs[0](torch.cat(hidden)).float().unflatten(0, (len(hidden), -1))
+        return torch.stack([output(each) for each, output in zip(hidden, self.outputs, strict=True)]).float()
 
 
 class Medusa(Proposer):

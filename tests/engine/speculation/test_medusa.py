@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import CheckpointError, Engine, EngineConfig, Sampling, Span
+from engine.model.decoder import load_decoder
 from engine.speculation.medusa import Medusa, MedusaHeads
 from tests.engine.model import tiny
 from tests.engine.speculation.test_same_tokens import Recorder, answers, requests
@@ -31,19 +32,27 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def heads(path: Path, base: Path, scale: float, *, own: bool = False, sha256: str | None = None) -> Path:
+def heads(
+    path: Path, base: Path, scale: float, *, own: bool = False, layers: int = 1, sha256: str | None = None
+) -> Path:
     path.mkdir(exist_ok=True)
     draw = torch.Generator().manual_seed(3)
     tensors = {}
     for head in range(HEADS):
-        tensors[f"{head}.0.linear.weight"] = torch.randn(HIDDEN, HIDDEN, generator=draw) * scale
-        tensors[f"{head}.0.linear.bias"] = torch.randn(HIDDEN, generator=draw) * scale
+        for layer in range(layers):
+            tensors[f"{head}.{layer}.linear.weight"] = torch.randn(HIDDEN, HIDDEN, generator=draw) * scale
+            tensors[f"{head}.{layer}.linear.bias"] = torch.randn(HIDDEN, generator=draw) * scale
         if own:
             vocab = json.loads((base / "config.json").read_text())["vocab_size"]
             tensors[f"{head}.1.weight"] = torch.randn(vocab, HIDDEN, generator=draw)
     save_file(tensors, path / "model.safetensors")
     known = hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
-    config = {"medusa_num_heads": HEADS, "medusa_num_layers": 1, "base_model": "tied", "base_sha256": sha256 or known}
+    config = {
+        "medusa_num_heads": HEADS,
+        "medusa_num_layers": layers,
+        "base_model": "tied",
+        "base_sha256": sha256 or known,
+    }
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -89,27 +98,25 @@ async def test_the_state_is_the_one_that_the_newest_token_was_sampled_from(
     assert all(newest == draft for newest, draft in proposed)
 
 
-def test_a_head_is_residual_blocks_before_an_output_matrix(tied: Path, tmp_path: Path) -> None:
-    path = heads(tmp_path / "heads", tied, 0.3)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_head_is_residual_blocks_before_an_output_matrix(tied: Path, tmp_path: Path, layers: int) -> None:
+    path = heads(tmp_path / "heads", tied, 0.3, layers=layers)
+    model = load_decoder(tied, dtype=torch.float32)
     output = load_file(tied / "model.safetensors")["model.embed_tokens.weight"].float()
-    made, stored = MedusaHeads.load(path, tied, output), load_file(path / "model.safetensors")
-    states = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    made, stored = MedusaHeads.load(path, tied, model), load_file(path / "model.safetensors")
+    rows = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
     for head in range(HEADS):
-        inner = states @ stored[f"{head}.0.linear.weight"].T + stored[f"{head}.0.linear.bias"]
-        expected = (states + inner * torch.sigmoid(inner)) @ output.T
-        torch.testing.assert_close(made.logits(states)[head], expected, rtol=1e-4, atol=1e-4)
+        states = rows
+        for layer in range(layers):
+            inner = states @ stored[f"{head}.{layer}.linear.weight"].T + stored[f"{head}.{layer}.linear.bias"]
+            states = states + inner * torch.sigmoid(inner)
+        torch.testing.assert_close(made.logits(rows)[head], states @ output.T, rtol=1e-4, atol=1e-3)
 
 
 async def test_heads_of_other_weights_are_refused(tied: Path, tmp_path: Path) -> None:
     path = heads(tmp_path / "heads", tied, 0.1, sha256="0" * 64)
     with pytest.raises(CheckpointError, match="heads of other weights"):
         await Engine.start(EngineConfig(str(tied), draft_model=str(path)))
-
-
-async def test_heads_without_a_matrix_need_a_model_that_ties_its_own(wide_model: Path, tmp_path: Path) -> None:
-    path = heads(tmp_path / "heads", wide_model, 0.1)
-    with pytest.raises(CheckpointError, match="output matrix"):
-        await Engine.start(EngineConfig(str(wide_model), draft_model=str(path)))
 
 
 async def test_heads_that_the_models_own_files_name_are_found_beside_it(
