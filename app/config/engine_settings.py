@@ -154,14 +154,13 @@ class EngineSettings(BaseModel):
     speculation: str | None = setting(
         None,
         "the [speculative decoding](speculation.md) of answers: the proposer of drafts, `auto` or `off`",
-        more="`suffix`, `ngram`, or `draft` or `medusa` with `draft_model`. A request may ask for another one; models "
-        "with recurrent layers run without",
+        more="`suffix`, `ngram`, `draft` or `medusa` with `draft_model`, or a plugin's. A request may ask for another",
         accepts="auto, off, or a proposer: suffix or ngram, with draft_model also draft or medusa",
         unset="on a CPU `auto`, on a GPU `off`",
         min_length=1,
     )
     speculation_tokens: int = setting(
-        8, "tokens of the longest draft", accepts="tokens of a draft, 1 to 32", ge=1, le=32
+        16, "tokens of the longest draft", accepts="tokens of a draft, 1 to 32", ge=1, le=32
     )
     draft_model: str | None = setting(
         None,
