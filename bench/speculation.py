@@ -1,8 +1,9 @@
-"""`python -m bench.speculation bundled|planted|lookup|report`: measures what speculative decoding gains and costs.
+"""`python -m bench.speculation bundled|planted|widths|lookup|report`: measures what speculation gains and costs.
 
 `bundled` asks the bundled model its evaluation's questions, alone, with drafts and without in turns. `planted` runs a
 model of Qwen3-0.6B's shape with drafts of which a known share is right, so that gain and cost are those of the engine,
-by number of streams. `lookup` times the suffix proposer on long contexts. Each part is kept under build/.
+by number of streams; `widths` times its steps beside llama.cpp's. `lookup` times the suffix proposer on long contexts.
+Each part is kept under build/.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -22,13 +24,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from bench import hardware, report
 from bench.cpu import checkpoint
+from bench.cpu.__main__ import gguf_of
+from bench.cpu.contestants import PEERS
+from bench.cpu.steps import laid_step
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.builder import build
 from engine.core.request import SequenceState, SpanJob
+from engine.model.decoder import Decoder, load_decoder
 from engine.params import Speculation
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 from engine.speculation.suffix import FEED, SuffixProposer
@@ -37,6 +44,7 @@ from training.conversation import Case
 from training.evaluate import SEED, held
 
 WORK = Path("build/speculation")
+WIDTHS = [1, 2, 3, 4, 6, 8, 12, 16]  # tokens of a sequence in one step
 SHARED = Path(os.environ.get("PONDER_SHARED", "../shared"))
 QUOTING = ("1 to 6 passages, made-up facts", "1 to 6 passages, real prose", "XQuAD, right paragraph among 3")
 OTHERS = (
@@ -226,6 +234,54 @@ async def _planted(model: Path, streams: Sequence[int], steps: int, rounds: int,
 
 
 @app.command()
+def widths(
+    python: Annotated[Path | None, typer.Option(help="An interpreter that has llama_cpp and gguf.")] = None,
+    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
+    steps: int = 12,
+    rounds: int = 3,
+) -> None:
+    """Seconds of one sequence's step of so many tokens, ours and llama.cpp's in turns, on Qwen3-0.6B's shape; and the
+    most that drafts of which 70% of the tokens are right could gain with each, were they free."""
+    model = checkpoint.write(Path("build/cpu/model"), Path("models/pebble"), checkpoint.SHAPES["0.6b"])
+    decoder = load_decoder(model, dtype=torch.bfloat16, quantization=quantization)  # type: ignore[arg-type]  # a name
+    turns: dict[str, list[dict[int, float]]] = {"ours": [], "llama.cpp": []}
+    for _ in range(rounds):
+        turns["ours"].append({n: _step_seconds(decoder, n, steps) for n in WIDTHS})
+        if python is not None:
+            plan = {
+                "batches": [1],
+                "prompt": 64,
+                "steps": steps,
+                "prefill": 64,
+                "clock": "perf_counter",
+                "widths": WIDTHS,
+            }
+            file = gguf_of(python, "0.6b", PEERS[quantization])
+            command = [str(python), "bench/cpu/llama.py", str(file), str(os.cpu_count()), json.dumps(plan)]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+            turns["llama.cpp"].append({int(n): seconds for n, seconds in json.loads(said)["widths"].items()})
+    found: Part = {}
+    for who, each in turns.items():
+        if each:
+            times = {n: statistics.median(turn[n] for turn in each) for n in WIDTHS}
+            expected = {n: sum(0.7**at for at in range(n)) for n in WIDTHS}
+            gains = {n: expected[n] * times[1] / times[n] for n in WIDTHS}
+            found[who] = {"ms": {n: t * 1e3 for n, t in times.items()}, "gain_at_70_percent": max(gains.values())}
+    _keep(f"widths-{quantization}", found)
+
+
+def _step_seconds(decoder: Decoder, tokens: int, steps: int) -> float:
+    batch, kv = laid_step(decoder, 1, 64 + tokens, tokens)
+    decoder.forward(batch, kv)
+    times = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        decoder.forward(batch, kv)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+@app.command()
 def lookup(lengths: Annotated[list[int] | None, typer.Option("--length")] = None) -> None:
     """Microseconds of a look-up, and the index's memory, by length of the context."""
     found: Part = {}
@@ -267,7 +323,7 @@ def kept() -> None:
     parts = {path.stem: json.loads(path.read_text()) for path in sorted(WORK.glob("*.json"))}
     results = {
         "date": datetime.date.today().isoformat(), "slug": f"speculation-{hardware.slug()}",
-        "command": "python -m bench.speculation bundled|planted|lookup|report", **parts,
+        "command": "python -m bench.speculation bundled|planted|widths|lookup|report", **parts,
         "hardware": hardware.describe(),
     }  # fmt: skip
     print(report.save(results))

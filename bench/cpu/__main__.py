@@ -36,7 +36,7 @@ def _model(shape: str = "0.6b") -> Path:
     return checkpoint.write(folder, Path("models/pebble"), checkpoint.SHAPES[shape])
 
 
-def _gguf(python: Path, shape: str, kind: str) -> Path:
+def gguf_of(python: Path, shape: str, kind: str) -> Path:
     """llama.cpp's file of a shape: bf16, q8_0 or q4_0."""
     import sys
 
@@ -105,7 +105,7 @@ def llama(
     steps: int = 4,
 ) -> None:
     """llama.cpp, as llama-cpp-python's source package builds it."""
-    found = run_llama(python, _gguf(python, "0.6b", "bf16"), BATCHES, steps)
+    found = run_llama(python, gguf_of(python, "0.6b", "bf16"), BATCHES, steps)
     _keep("llama", found)
 
 
@@ -118,7 +118,7 @@ def weights_of_few_bits(
     one_thread: Annotated[bool, typer.Option(help="Count processor time, for a machine that is shared.")] = False,
 ) -> None:
     """Ours beside llama.cpp in bfloat16, 8 and 4 bits, in turns: kept under bench/results/."""
-    files = {name: _gguf(python, shape, kind) for name, kind in PEERS.items() if not only or name in only}
+    files = {name: gguf_of(python, shape, kind) for name, kind in PEERS.items() if not only or name in only}
     parts = in_turns(_model(shape), python, files, rounds, one_thread=one_thread)
     results = {
         "date": datetime.date.today().isoformat(),

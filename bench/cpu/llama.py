@@ -1,7 +1,7 @@
 """llama.cpp's side, run by an interpreter that has `llama_cpp`: `python llama.py MODEL THREADS PLAN`; prints JSON.
 
 PLAN is JSON: {"batches": [...], "prompt": tokens, "steps": steps, "prefill": tokens, "clock": a function of the module
-time}. Imports nothing of ours.
+time, "widths": [...]}, the last of one sequence's steps of so many tokens, as a draft's are. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def main() -> None:
     c.llama_backend_init()
     model = c.llama_model_load_from_file(path.encode(), c.llama_model_default_params())
     options = c.llama_context_default_params()
-    options.n_ctx = max(n * (plan["prompt"] + plan["steps"] + 8) for n in plan["batches"]) + plan["prefill"]
+    most = max((*plan["batches"], *plan.get("widths", ())))
+    options.n_ctx = most * (plan["prompt"] + plan["steps"] + 8) + plan["prefill"]
     options.n_batch = options.n_ubatch = 512
     options.n_seq_max = max(plan["batches"])
     options.n_threads = options.n_threads_batch = threads
@@ -62,7 +63,17 @@ def main() -> None:
         start = clock()
         decode([(0, p) for p in range(plan["prefill"])], False)
         best = max(best, plan["prefill"] / (clock() - start))
-    print(json.dumps({"decode": found, "prefill": best}))
+    widths = {}
+    for n in plan.get("widths", ()):
+        c.llama_memory_clear(memory, True)
+        decode([(0, p) for p in range(plan["prompt"])], False)
+        times = []
+        for step in range(plan["steps"]):
+            start = clock()
+            decode([(0, plan["prompt"] + step * n + at) for at in range(n)], True)
+            times.append(clock() - start)
+        widths[n] = sorted(times)[len(times) // 2]
+    print(json.dumps({"decode": found, "prefill": best, "widths": widths}))
 
 
 main()
