@@ -193,7 +193,10 @@ def planted(
         checkpoint.SHAPES[shape],
     )
     found = asyncio.run(_planted(model, streams or [1, 4, 16, 64], steps, rounds, quantization))
-    _keep(f"planted-{shape}-{quantization}", {**found, "steps": steps, "rounds": rounds})
+    name = f"planted-{shape}-{quantization}"
+    kept = WORK / f"{name}.json"
+    earlier = json.loads(kept.read_text())["streams"] if kept.exists() else {}
+    _keep(name, {"streams": earlier | found})
 
 
 async def _planted(model: Path, streams: Sequence[int], steps: int, rounds: int, quantization: str) -> Part:
@@ -226,11 +229,12 @@ async def _planted(model: Path, streams: Sequence[int], steps: int, rounds: int,
                     rates["off"].append(alone)
                     rates[share].append(drafted)
             curve[str(count)] = {
+                "steps": steps,
                 "ratios": ratios,
                 "tokens_per_s": {who: statistics.median(each) for who, each in rates.items()},
             }
             print(count, json.dumps(curve[str(count)]), file=sys.stderr, flush=True)
-    return {"streams": curve}
+    return curve
 
 
 @app.command()
