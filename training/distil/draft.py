@@ -1,8 +1,8 @@
 """Trains the draft model on the base's answers, each with the base's distribution at every token of it.
 
-The draft has the base's tokenizer and learns nothing but its answers: the cross-entropy to the base's distribution at
-`TEMPERATURE`, which is what a sampled token is drawn from (Hinton et al., 2015; Zhou et al., 2024, DistillSpec), and
-the targets of `training.alignment`, without which so small a model does not learn to copy.
+The draft has the base's tokenizer and learns nothing but its answers: cross-entropy to the base's distribution, both
+at `TEMPERATURE` (Hinton et al., 2015; Zhou et al., 2024, DistillSpec), and the targets of `training.alignment`, without
+which so small a model does not learn to copy.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class DraftStudent:
             wanted = (F.linear(states.float(), self._embedding).float() / TEMPERATURE).softmax(-1)
         with torch.autocast("cpu", enabled=False):
             roles = [missed(*each, batch.spans[:, role]) for role, each in enumerate(scored)]
-        losses = F.cross_entropy(logits.float(), wanted, reduction="none")
+        losses = F.cross_entropy(logits.float() / TEMPERATURE, wanted, reduction="none")
         return losses @ batch.weights[:, 1:][learned], torch.stack(roles)
 
 

@@ -100,7 +100,7 @@ def test_the_drafts_loss_is_the_cross_entropy_to_the_bases_distribution(tiny_tok
             prompt, size = lesson.answer.prompt(tiny_tokenizer), len(lesson.answer.tokens)
             tokens = torch.tensor([[*prompt, *lesson.answer.tokens]])
             wanted = (base(tokens)[0, len(prompt) - 1 : -1] / draft.TEMPERATURE).softmax(-1)
-            guessed = made(tokens)[0, len(prompt) - 1 : -1].log_softmax(-1)
+            guessed = (made(tokens)[0, len(prompt) - 1 : -1] / draft.TEMPERATURE).log_softmax(-1)
             share = min(1.0, (draft.SHORT / size) ** 0.5)
             lost -= share * float((wanted * guessed).sum())
             weight += share * size
