@@ -16,9 +16,9 @@ from app.cli.quantize_command import read_texts
 from app.config import BadSetting
 from engine.model.tokenizer import Tokenizer
 from tests.app.cli.test_cli import ROOT, clean_environment
-from tests.tiny import write_checkpoint
+from tests.tiny import flat_draft, write_checkpoint
 
-PEBBLE, DRAFT = ROOT / "models/pebble", ROOT / "models/pebble-draft"
+PEBBLE = ROOT / "models/pebble"
 PROSE = ROOT / "docs/design.md"
 
 slow = pytest.mark.slow
@@ -133,11 +133,13 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bytes_and_is_measured(tmp_path
 
 @slow
 def test_all_methods_are_compared(tmp_path: Path) -> None:
-    shown, _ = start("--compare", "--to", "int8", "--out", str(tmp_path), model=DRAFT).communicate()
+    shown, _ = start(
+        "--compare", "--to", "int8", "--out", str(tmp_path / "out"), model=flat_draft(tmp_path)
+    ).communicate()
     methods = ["rtn", "gptq", "awq", "smoothquant"]
     rows = json.loads(shown)["results"]
     assert [row["method"] for row in rows] == methods and all(0 < row["kl_mean"] < 0.003 for row in rows)
-    assert {each.name for each in tmp_path.iterdir()} == {f"int8-{method}" for method in methods}
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {f"int8-{method}" for method in methods}
 
 
 @slow

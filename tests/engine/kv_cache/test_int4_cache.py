@@ -6,7 +6,6 @@ import asyncio
 import json
 import platform
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sequence, Span
 from engine.kernels import cpu
@@ -29,6 +27,7 @@ from tests.engine.kv_cache.test_quantized_cache import INT4
 from tests.engine.model import tiny
 from tests.engine.model.instruction_sets import kernels_for
 from tests.engine.model.stepping import Stepper
+from tests.tiny import flat_draft
 
 WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "num_hidden_layers": 1}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped configuration classes
@@ -175,13 +174,8 @@ async def test_forks_cuts_prefix_hits_and_a_restart_change_no_bit(wide_model: Pa
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    """The bundled draft, a Qwen3, with records in a folder of the tests'. Its attention is flattened: the heads that it
-    copies by are so sharp that 4 bits cost it more than the gate allows."""
-    folder, model = tmp_path_factory.mktemp("records"), tmp_path_factory.mktemp("models") / "flat"
-    shutil.copytree("models/pebble-draft", model)
-    weights = load_file(model / "model.safetensors")
-    flat = {name: weight / 4 if name.endswith("q_norm.weight") else weight for name, weight in weights.items()}
-    save_file(flat, model / "model.safetensors", metadata={"format": "pt"})
+    """The bundled draft with flatter attention, and records in a folder of the tests'."""
+    folder, model = tmp_path_factory.mktemp("records"), flat_draft(tmp_path_factory.mktemp("models"))
     return EngineConfig(str(model), kv_dtype="int4", kv_blocks=8, kv_max_kl=1.0, probe_dir=str(folder))
 
 
