@@ -219,16 +219,9 @@ class Scheduler:
             if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
                 budget += self._admit(seq, rows)
             if seq.id in self.running:
-                left = budget if max_tokens is None else min(budget, max_tokens)
-                change = self._schedule_row(seq, left, rows)
+                budget += self._schedule_row(seq, budget if max_tokens is None else min(budget, max_tokens), rows)
                 if seq.id in drafts and seq.id in rows:
-                    drafted = self._drafts.add(
-                        rows[seq.id], drafts[seq.id], min(left + change, self._logits), len(self.running)
-                    )
-                    self._logits -= drafted
-                    self._policy.charged(seq, drafted)
-                    change -= drafted
-                budget += change
+                    self._draft(rows, seq, drafts[seq.id])
             if budget <= 0:
                 self._soon |= not self._full
                 break
@@ -314,6 +307,13 @@ class Scheduler:
         if self._config.prefix_cache and end // size > old // size:
             for index in range(old // size, end // size):
                 self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)
+
+    def _draft(self, rows: dict[int, Row], seq: SequenceState, draft: tuple[int, ...]) -> None:
+        """Adds a draft to a sequence's row. Prompts have the budget beside decodes; drafts have the rest of a step."""
+        most = self._config.step_tokens + len(rows) - len(self.running) - sum(row.width for row in rows.values())
+        drafted = self._drafts.add(rows[seq.id], draft, min(most, self._logits), len(self.running))
+        self._logits -= drafted
+        self._policy.charged(seq, drafted)
 
     def _step(self, rows: list[Row]) -> Step:
         step = Step(rows, sum(row.width for row in rows))

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _BINS = 16  # of confidence
+_DOUBT = 0.7  # of a confidence that was not tried yet: a first draft is short
 _PRIOR = 2.0  # drafted tokens that a proposer's own confidence is worth
 _FORGET = 0.99  # weight of what was learnt, for each later draft
 _FASTER, _SLOWER = 0.3, 0.05  # weight of a new step's time
 _KEPT_STEPS = 300
-_MIN_GAIN = 1.02  # goodput with drafts, over that without, from which on they are verified
+_MIN_GAIN = 1.05  # goodput with drafts, over that without, from which on they are verified
 _MARGINAL = 0.05  # of a step of one token: assumed cost of each further one, before any was measured
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens of the steps that are timed
 
@@ -30,7 +31,7 @@ class Calibration:
 
     def probability(self, confidence: float) -> float:
         at = _bin(confidence)
-        return (self._right[at] + _PRIOR * confidence) / (self._drafted[at] + _PRIOR)
+        return (self._right[at] + _PRIOR * _DOUBT * confidence) / (self._drafted[at] + _PRIOR)
 
     def learn(self, confidence: float, right: bool) -> None:
         self.forget(confidence)

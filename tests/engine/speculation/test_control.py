@@ -43,7 +43,7 @@ def test_the_best_lengths_are_chosen(survival: dict[int, list[float]], seconds: 
     every = [dict(zip(ids, lengths, strict=True)) for lengths in product(*(range(len(survival[id]) + 1) for id in ids))]
     best, alone = max(map(goodput, every)), goodput({})
     chosen = goodput(chosen_lengths(survival, rows, costs))
-    assert chosen == pytest.approx(best if best > 1.02 * alone else alone)
+    assert chosen == pytest.approx(best if best > 1.05 * alone else alone)
 
 
 def test_drafts_are_verified_where_a_step_is_as_long_with_them() -> None:
@@ -66,8 +66,8 @@ def test_a_proposer_that_is_always_wrong_is_believed_no_more_and_tried_again_lat
     assert calibration.probability(0.9) < 0.1
     for _ in range(400):
         calibration.forget(0.9)
-    assert calibration.probability(0.9) > 0.5
-    assert calibration.probability(0.3) == pytest.approx(0.3)
+    assert calibration.probability(0.9) > 0.4
+    assert 0.2 < calibration.probability(0.3) < 0.3
 
 
 def test_what_drafts_are_worth_now_counts_more_than_what_they_were() -> None:
