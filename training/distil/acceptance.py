@@ -119,7 +119,7 @@ def draft_guesses(draft: Model, answers: Sequence[HeldOutAnswer], *, bfloat16: b
 
 @torch.inference_mode()
 def head_guesses(
-    base: Model, drafter: heads.MedusaHeads, answers: Sequence[HeldOutAnswer], *, bfloat16: bool = False
+    base: Model, drafter: heads.HeadStack, answers: Sequence[HeldOutAnswer], *, bfloat16: bool = False
 ) -> list[Tensor]:
     """Returns for each answer whether the heads' greedy guesses are right, as `simulate` reads it."""
     found = []

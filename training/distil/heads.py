@@ -53,7 +53,7 @@ Remake them with `python -m training --only pebble-medusa`.
 """
 
 
-class MedusaHeads(nn.Module):
+class HeadStack(nn.Module):
     """`forward` takes states (…, hidden_size) and gives (…, heads, hidden_size), for the base's embedding."""
 
     def __init__(self, hidden_size: int, count: int = COUNT) -> None:
@@ -80,9 +80,7 @@ def examples(tokens: Sequence[Sequence[int]], states: Sequence[Tensor], count: i
 class HeadsStudent:
     """Learns from `batch` states a step: all come once in an order of their own before any comes again."""
 
-    def __init__(
-        self, heads: MedusaHeads, embedding: Tensor, states: Tensor, targets: Tensor, plan: DistilPlan
-    ) -> None:
+    def __init__(self, heads: HeadStack, embedding: Tensor, states: Tensor, targets: Tensor, plan: DistilPlan) -> None:
         self.module = heads
         self.plan = plan
         self._embedding = embedding.detach()
@@ -100,12 +98,12 @@ class HeadsStudent:
         return loss.item()
 
 
-def train(base: Path, learned: Path, work: Path, plan: DistilPlan, *, resume: bool) -> Distillation[MedusaHeads]:
+def train(base: Path, learned: Path, work: Path, plan: DistilPlan, *, resume: bool) -> Distillation[HeadStack]:
     """Trains heads on the answers in the folder `learned`."""
     model = export.load(base)
     read = list(answers.read(learned))
     states, targets = examples([each.tokens for each, _ in read], [found for _, found in read], COUNT)
-    heads = MedusaHeads(model.config.hidden_size)
+    heads = HeadStack(model.config.hidden_size)
     run = Distillation(plan, HeadsStudent(heads, model.model.embed_tokens.weight, states, targets, plan), work)
     if resume:
         run.resume()
@@ -113,7 +111,7 @@ def train(base: Path, learned: Path, work: Path, plan: DistilPlan, *, resume: bo
     return run
 
 
-def save(heads: MedusaHeads, base: Path, out: Path) -> None:
+def save(heads: HeadStack, base: Path, out: Path) -> None:
     """Writes the folder: configuration and weights in bfloat16."""
     out.mkdir(parents=True, exist_ok=True)
     shape = json.loads((base / "config.json").read_text("utf-8"))
@@ -137,17 +135,17 @@ def save(heads: MedusaHeads, base: Path, out: Path) -> None:
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def load(path: Path) -> MedusaHeads:
+def load(path: Path) -> HeadStack:
     """Reads back what `save` wrote, in float32."""
     config = json.loads((path / "config.json").read_text("utf-8"))
-    heads = MedusaHeads(config["hidden_size"], config["medusa_num_heads"])
+    heads = HeadStack(config["hidden_size"], config["medusa_num_heads"])
     weights = load_file(path / "model.safetensors")
     names = (f"linears.{at}.{name}" for at in range(heads.count) for name in ("weight", "bias"))
     heads.load_state_dict({name: weights[f"{name[8]}.0.linear.{name[10:]}"].float() for name in names})
     return heads
 
 
-def describe(run: Distillation[MedusaHeads], acceptance: str, hardware: str, out: Path) -> None:
+def describe(run: Distillation[HeadStack], acceptance: str, hardware: str, out: Path) -> None:
     """Writes the card."""
     parameters = sum(weight.numel() for weight in run.student.module.parameters())
     text = CARD.format(

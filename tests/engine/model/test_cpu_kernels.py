@@ -299,8 +299,8 @@ def test_memory_is_told_for_int8(for_int8: Path) -> None:
         for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)
         if isinstance(weight, TiledWeight)
     )
-    assert isinstance(decoder._lm_head, TiledWeight)
-    held += decoder._lm_head.tiles.nbytes
+    assert isinstance(decoder.lm_head, TiledWeight)
+    held += decoder.lm_head.tiles.nbytes
     assert weights["int8"] < weights["none"]
     assert weights["int8"] == pytest.approx(held, rel=0.08)
 

@@ -176,7 +176,7 @@ def test_memory_is_told(checkpoint: Path, quantization: QuantizationName) -> Non
     with kernels_for(name):
         decoder = load_decoder(checkpoint, dtype=torch.bfloat16, quantization=quantization)
         layers = [layer for each in decoder._layers for layer in (each.qkv, each.o, each.gate_up, each.down)]
-        held = sum(layer.tiles.nbytes for layer in (*layers, decoder._lm_head) if isinstance(layer, GroupedWeight))
+        held = sum(layer.tiles.nbytes for layer in (*layers, decoder.lm_head) if isinstance(layer, GroupedWeight))
         config = EngineConfig(str(checkpoint), device="cpu", quantization=quantization)
         assert needs_of(config).weights == pytest.approx(held + decoder._embedding.nbytes, rel=0.08)
 

@@ -93,5 +93,5 @@ def test_memory_is_told_for_int4(checkpoint: Path) -> None:
     assert weights["int4"] < weights["int8"] < weights["none"] * 1.1
     decoder = load_decoder(checkpoint, dtype=torch.bfloat16, packing=packing("int4"))
     layers = [layer for each in decoder._layers for layer in (each.qkv, each.o, each.gate_up, each.down)]
-    held = sum(kept(layer).nbytes for layer in (*layers, decoder._lm_head))
+    held = sum(kept(layer).nbytes for layer in (*layers, decoder.lm_head))
     assert weights["int4"] == pytest.approx(held + decoder._embedding.nbytes, rel=0.08)

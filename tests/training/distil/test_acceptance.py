@@ -19,7 +19,7 @@ from training.distil.acceptance import (
     table,
     total,
 )
-from training.distil.heads import MedusaHeads
+from training.distil.heads import HeadStack
 from training.torch_model import Model
 
 
@@ -85,7 +85,7 @@ def test_the_drafts_guesses_are_those_that_it_would_write() -> None:
 
 def test_the_heads_guesses_are_read_from_the_state_before_the_last_known_token() -> None:
     base = random_model(3)
-    heads = MedusaHeads(TINY.hidden_size, 2)
+    heads = HeadStack(TINY.hidden_size, 2)
     for parameter in heads.linears[1].parameters():
         torch.nn.init.normal_(parameter)
     with torch.inference_mode():

@@ -48,7 +48,7 @@ def lessons(tokenizer: Tokenizer, base: Model, count: int = 4) -> list[draft.Les
 
 
 def test_heads_compute_what_the_paper_says() -> None:
-    made = heads.MedusaHeads(8)
+    made = heads.HeadStack(8)
     states = torch.randn(5, 8)
     assert torch.equal(made(states), states[:, None].expand(5, 3, 8)), "untrained, a head is the base's own"
     for parameter in made.parameters():
@@ -69,7 +69,7 @@ def test_a_head_learns_the_token_that_is_its_number_further() -> None:
 def test_heads_are_stored_under_the_names_of_published_ones(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
     base = random_model(4)
     export.export(base, tiny_tokenizer, tmp_path / "pebble")
-    made = heads.MedusaHeads(TINY.hidden_size)
+    made = heads.HeadStack(TINY.hidden_size)
     for parameter in made.parameters():
         nn.init.normal_(parameter)
     heads.save(made, tmp_path / "pebble", tmp_path / "heads")
@@ -138,7 +138,7 @@ def test_a_resumed_run_ends_with_the_same_bits(student: str, tiny_tokenizer: Tok
             made = draft.DraftStudent(Model(ATTENDING), embedding, learned, tiny_tokenizer, PLAN)
             return Distillation(PLAN, made, work)
         found = heads.examples([each.answer.tokens for each in learned], [each.states for each in learned], 3)
-        return Distillation(PLAN, heads.HeadsStudent(heads.MedusaHeads(32), embedding, *found, PLAN), work)
+        return Distillation(PLAN, heads.HeadsStudent(heads.HeadStack(32), embedding, *found, PLAN), work)
 
     whole = run(tmp_path / "whole")
     before = weights(whole.student.module)

@@ -257,7 +257,7 @@ def test_quantised_weights_are_multiplied_as_they_are_stored(tmp_path: Path, kin
     path = quantized(wide(tmp_path), tmp_path / "model.gguf", kind)
     native_decoder = load_decoder(path, dtype=torch.bfloat16)
     assert all(isinstance(layer.qkv, GroupedWeight) for layer in native_decoder._layers)
-    assert isinstance(native_decoder._lm_head, GroupedWeight)
+    assert isinstance(native_decoder.lm_head, GroupedWeight)
     prompt = PROMPT[:60]
     with torch.no_grad():
         (found,) = Stepper(native_decoder, [prompt]).step([len(prompt)])
