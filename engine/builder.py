@@ -217,7 +217,7 @@ def _speculator(
         message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
         raise InvalidParameter("speculation", message)
     order = {"off": [], "auto": names}.get(speculation, [speculation])
-    return Speculator(proposers, order, config.speculation_tokens)
+    return Speculator(proposers, order, config.speculation_tokens, decoder.spec.vocab_size)
 
 
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:

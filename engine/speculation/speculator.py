@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from engine.core.request import SequenceState, SpanJob
 from engine.core.step import Row, Step
+from engine.multimodal.image_input import FIRST_IMAGE_ID
 from engine.outputs import SpeculationStats
 from engine.params import Span
 from engine.speculation.control import Calibration, StepTimes, chosen_lengths
@@ -72,11 +73,13 @@ class Speculator:
         proposers: Sequence[Proposer],
         order: Sequence[str],
         max_tokens: int,
+        vocab_size: int = FIRST_IMAGE_ID,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._proposers = {each.name: each for each in proposers}
         self._order = tuple(order)
         self._max_tokens = max_tokens
+        self._vocab_size = vocab_size
         self._clock = clock
         self._costs = {each.name: _Costs() for each in proposers}
         self._records: dict[int, _Record] = {}
@@ -200,7 +203,7 @@ class Speculator:
             drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
             costs.took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
             for (seq, job, budget), draft in zip(of_it, drafts, strict=True):
-                kept = draft.cut(min(budget, _allowed(job, draft.tokens)))
+                kept = draft.cut(min(budget, self._allowed(job, draft.tokens)))
                 if not kept.tokens:
                     continue
                 survival = self._survival(self._records.setdefault(seq.id, _Record()), name, kept)
@@ -229,11 +232,12 @@ class Speculator:
             found.append(alive)
         return found
 
-
-def _allowed(job: SpanJob, tokens: Sequence[int]) -> int:
-    """Counts the first tokens of a draft that may come: none ends the span, and the constraint takes each."""
-    ahead = None if job.modes is None else job.modes.lookahead()
-    for count, token in enumerate(tokens):
-        if token in job.stop_ids or (ahead is not None and not ahead.accept(token)):
-            return count
-    return len(tokens)
+    def _allowed(self, job: SpanJob, tokens: Sequence[int]) -> int:
+        """Counts the first tokens of a draft that may come: each is of the vocabulary, which an image's are not, none
+        ends the span, and the constraint takes each."""
+        ahead = None if job.modes is None else job.modes.lookahead()
+        for count, token in enumerate(tokens):
+            known = 0 <= token < self._vocab_size and token not in job.stop_ids
+            if not known or (ahead is not None and not ahead.accept(token)):
+                return count
+        return len(tokens)

@@ -29,6 +29,15 @@ class Echo(Proposer):
         return DraftTokens((seq.tokens[-1],) * 100, (0.9,) * 100)
 
 
+class Beyond(Proposer):
+    """Proposes tokens that there are not."""
+
+    name = "beyond"
+
+    def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
+        return DraftTokens((10**7, -5)[len(seq) % 2 :], (0.9, 0.9)[len(seq) % 2 :])
+
+
 def broken() -> Proposer:
     raise ImportError("not installed")
 
@@ -37,7 +46,7 @@ def broken() -> Proposer:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def points(*, group: str) -> Sequence[EntryPoint]:
         assert group == GROUP
-        return [EntryPoint(name, f"{__name__}:{name}", group) for name in ("broken", "Echo")]
+        return [EntryPoint(name, f"{__name__}:{name}", group) for name in ("broken", "Echo", "Beyond")]
 
     monkeypatch.setattr(proposer, "entry_points", points)
 
@@ -58,3 +67,10 @@ async def test_a_plugin_is_asked_until_it_fails(wide_model: Path, caplog: pytest
     assert found.token_ids == plain.token_ids
     assert 2 <= stats.drafted <= 8, "twice at most four tokens, then it had failed"
     assert "the proposer echo failed, and is asked no more" in caplog.text
+
+
+async def test_tokens_that_there_are_not_are_cut_off(wide_model: Path) -> None:
+    config = EngineConfig(str(wide_model), speculation="beyond", threads=1, kv_blocks=100)
+    async with await Engine.start(config) as engine, await engine.open([7, 8, 9]) as seq:
+        assert len((await seq.generate_all(Span(GREEDY, max_tokens=9, ignore_eos=True))).token_ids) == 9
+        assert (await engine.stats()).speculation.drafted == 0
