@@ -131,7 +131,7 @@ def test_every_api_takes_the_field(speculating: Server, web: httpx.Client, path:
     ask(web, path, **body, speculation={"proposer": "ngram"})
     assert drafted(speculating) > before
     refused = web.post(path, json={**GREEDY, **body, "speculation": {"proposer": "oracle"}})
-    assert refused.status_code == 400 and "accepted: auto, off, suffix, ngram" in refused.text
+    assert refused.status_code == 400 and "accepted: auto, off, suffix, medusa, ngram" in refused.text
 
 
 def test_a_sequences_span_takes_the_field(speculating: Server, web: httpx.Client) -> None:
@@ -207,7 +207,8 @@ def test_a_cpu_speculates_unless_told(setting: str | None, used: str) -> None:
             return engine
 
     engine = asyncio.run(started())
-    assert engine.speculation == used and engine.proposers == ("suffix", "ngram")
+    heads = () if used == "off" else ("medusa",)  # the model's own, beside it
+    assert engine.speculation == used and engine.proposers == ("suffix", *heads, "ngram")
 
 
 def test_metrics_have_the_engines_counts(speculating: Server, web: httpx.Client) -> None:
@@ -219,7 +220,7 @@ def test_metrics_have_the_engines_counts(speculating: Server, web: httpx.Client)
     assert values[f"{name}_drafts_total"] == stats.rows > 0
     assert values[f"{name}_draft_tokens_total"] == stats.drafted >= stats.rows
     assert values[f"{name}_accepted_tokens_total"] == stats.accepted > 0
-    at = [values[f'{name}_accepted_tokens_per_pos_total{{position="{place}"}}'] for place in range(8)]
+    at = [values[f'{name}_accepted_tokens_per_pos_total{{position="{place}"}}'] for place in range(16)]
     assert at == list(stats.accepted_at) and sum(at) == stats.accepted and at == sorted(at, reverse=True)
     assert values["ponder_spec_decode_tokens_per_step"] == pytest.approx(1 + stats.accepted / stats.rows)
     assert values["ponder_spec_decode_saved_seconds"] == pytest.approx(stats.saved_s)
@@ -230,7 +231,7 @@ def test_an_operator_is_told_what_drafts_gave(speculating: Server, web: httpx.Cl
     stats = speculating.stats().speculation
     (told,) = [each["speculation"] for each in web.get("/api/operator/stats").json()["models"]]
     assert (told["drafted"], told["accepted"]) == (stats.drafted, stats.accepted)
-    assert len(told["acceptance"]) == 8 and all(0 <= share <= 1 for share in told["acceptance"])
+    assert len(told["acceptance"]) == 16 and all(0 <= share <= 1 for share in told["acceptance"])
     assert told["tokens_per_step"] > 1 and told["saved_s"] == pytest.approx(stats.saved_s)
     (nothing,) = [
         each["speculation"] for each in httpx.get(f"{server.url}/api/operator/stats").json()["models"]
