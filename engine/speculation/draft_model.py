@@ -28,6 +28,7 @@ from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.gpu_runner import GpuRunner
+from engine.model.memory import block_bytes
 from engine.model.runner import ModelRunner, Runner
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 
@@ -82,7 +83,8 @@ class DraftModel(Proposer):
 
     @classmethod
     def load(cls, path: Path, target: Decoder, config: EngineConfig, blocks: int) -> DraftModel:
-        """Loads a draft model beside its target, on its device and in its dtype, with K/V of `blocks` blocks.
+        """Loads a draft model beside its target, on its device and in its dtype. It has as many blocks of K/V as the
+        target, `blocks`, or half of its memory, if that is less.
 
         Raises:
             CheckpointError, UnsupportedArchitecture: see `load_decoder`.
@@ -98,6 +100,8 @@ class DraftModel(Proposer):
         if spec.recurrent_layers:
             message = f"draft_model {path.name} has recurrent layers, which cannot go back; accepted: {accepted}."
             raise InvalidParameter("draft_model", message)
+        memory = blocks * block_bytes(target.spec, config.block_size, target.dtype, config.kv_dtype)
+        blocks = max(1, min(blocks, memory // 2 // block_bytes(spec, config.block_size, draft.dtype)))
         kv = KVCache.of(spec, blocks + 1, config.block_size, draft.dtype, draft.device)
         max_len = spec.max_position_embeddings
         runner: Runner = ModelRunner(draft, kv, draft.device, deterministic=config.deterministic)

@@ -70,6 +70,16 @@ async def test_few_blocks_are_shared_by_taking_them_from_others(random_model: Pa
         assert draft._pool.used == 0
 
 
+async def test_its_keys_and_values_take_half_of_the_targets_memory_at_most(random_model: Path, smaller: Path) -> None:
+    """Half of the blocks where it is as large as the target, and all of them where it is much smaller."""
+    for draft, layers in ((random_model, 3), (smaller, 1)):
+        config = EngineConfig(str(random_model), dtype="float32", kv_blocks=100, draft_model=str(draft))
+        async with await Engine.start(config) as engine:
+            made = engine._core._speculator._proposers["draft"]
+            assert isinstance(made, DraftModel)
+            assert made._pool.total == min(100, 100 * 3 // 2 // layers)
+
+
 @pytest.mark.parametrize("wrong", ["vocabulary", "states", "none"])
 async def test_a_draft_model_that_does_not_fit_is_refused(
     wrong: str, random_model: Path, random_recurrent: Path, tmp_path: Path
