@@ -172,7 +172,9 @@ async def served(*, prefix_cache: bool) -> AsyncIterator[tuple[Engine, httpx.Asy
     """`ponder serve`'s app with the bundled model, on a free port of this machine."""
     model = str(MODELS / "pebble")
     with tempfile.TemporaryDirectory() as data:
-        settings = load_settings(model=model, data_dir=data, sandbox=False, dtype=DTYPE, prefix_cache=prefix_cache)
+        settings = load_settings(
+            model=model, data_dir=data, sandbox=False, dtype=DTYPE, prefix_cache=prefix_cache, speculation="off"
+        )  # computed tokens are counted, and a draft's would be among them
         async with await Engine.start(settings.engine_config()) as engine:
             listener = bind("127.0.0.1", 0)
             web = uvicorn.Server(uvicorn.Config(create_app(engine, settings), log_config=None))

@@ -7,6 +7,7 @@ import asyncio
 import json
 import math
 from collections import Counter
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from engine.params import Speculation
 from engine.speculation.proposer import DraftTokens, Proposer
 from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.spec import JsonSchema
-from tests.engine.speculation.test_same_tokens import ANSWER, THINK, Planted, Recorder
+from tests.engine.speculation.test_same_tokens import ANSWER, AT_ONCE, THINK, Planted, Recorder
 
 OBJECT = {
     "type": "object",
@@ -36,8 +37,10 @@ TEMPERATURE = 2.0
 THOUGHT = Layout(think=(THINK, ANSWER), thinking=True)
 
 
-async def pieces(engine: Engine, prompt: list[int], span: Span) -> list[SpanOutput]:
-    async with await engine.open(prompt) as seq:
+async def pieces(
+    engine: Engine, prompt: list[int], span: Span, gate: AbstractAsyncContextManager[object] | None = None
+) -> list[SpanOutput]:
+    async with gate or nullcontext(), await engine.open(prompt) as seq:
         return [output async for output in seq.generate(span)]
 
 
@@ -58,7 +61,8 @@ async def test_thinking_that_ends_inside_a_draft_is_followed_by_a_valid_body(wid
     recorder, found = Recorder(), []
     for proposer in (recorder, Planted(recorder.spans, 0.1)):
         async with await Engine.start(config, partial(build, proposers=(proposer,))) as engine:
-            every = await asyncio.gather(*(pieces(engine, [5, 6, 7], span) for span in spans))
+            gate = asyncio.Semaphore(AT_ONCE)
+            every = await asyncio.gather(*(pieces(engine, [5, 6, 7], span, gate) for span in spans))
         found.append([[(p.text, p.kind) for p in made if p.text] for made in every])
         bodies = [
             "".join(p.text for p in made if p.kind == "body") for made in every if made[-1].finish_reason == "stop"
