@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 _BINS = 16  # of confidence
 _DOUBT = 0.7  # of a confidence that was not tried yet: a first draft is short
 _PRIOR = 2.0  # drafted tokens that a proposer's own confidence is worth
@@ -72,19 +75,16 @@ class StepTimes:
             del self._ran[each], self._seconds[each]
 
     def seconds(self, tokens: int) -> float:
-        """Returns the expected time; it never falls with more tokens. 1 where nothing was measured."""
-        if not self._seconds:
-            return 1.0 + _MARGINAL * (tokens - 1)
-        points = sorted(self._seconds.items())
-        size, least = points[0]
-        if tokens <= size:
-            return least
-        for following, value in points[1:]:
-            value = max(value, least)
-            if tokens <= following:
-                return least + (value - least) * (tokens - size) / (following - size)
-            size, least = following, value
-        return least + (tokens - size) * _MARGINAL * points[0][1]
+        """Returns the expected time; it never falls with more tokens. In steps of one token where nothing was
+        measured."""
+        return float(self.curve(tokens, 1)[0])
+
+    def curve(self, first: int, count: int) -> NDArray[np.float64]:
+        """Returns the expected times of steps of `first` tokens and of each number beyond, (count,)."""
+        sizes, measured = zip(*sorted(self._seconds.items()), strict=True) if self._seconds else ((1,), (1.0,))
+        tokens, times = np.arange(first, first + count), np.maximum.accumulate(measured)
+        beyond = np.maximum(tokens - sizes[-1], 0) * _MARGINAL * times[0]
+        return np.interp(tokens, sizes, times) + beyond
 
 
 def chosen_lengths(survival: Mapping[int, Sequence[float]], rows: int, times: StepTimes) -> dict[int, int]:
@@ -96,13 +96,10 @@ def chosen_lengths(survival: Mapping[int, Sequence[float]], rows: int, times: St
     slots = sorted(
         ((probability, -at, id) for id, each in survival.items() for at, probability in enumerate(each)), reverse=True
     )
-    alone = rows / times.seconds(rows)
-    best, chosen, expected = _MIN_GAIN * alone, 0, float(rows)
-    for taken, (probability, _, _) in enumerate(slots, 1):
-        expected += probability
-        goodput = expected / times.seconds(rows + taken)
-        if goodput > best:
-            best, chosen = goodput, taken
+    expected = rows + np.cumsum([0.0, *(probability for probability, _, _ in slots)])
+    goodput = expected / times.curve(rows, len(expected))
+    goodput[1:] /= _MIN_GAIN
+    chosen = int(goodput.argmax())
     lengths: dict[int, int] = {}
     for _, _, id in slots[:chosen]:
         lengths[id] = lengths.get(id, 0) + 1
