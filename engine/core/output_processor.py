@@ -332,7 +332,7 @@ class OutputProcessor:
                 produced = job.produced
                 if row is None:
                     taken = self._take_one(begun, sampled, seq, job, at)
-                    if job.speculates:
+                    if taken and job.speculates:
                         self._ending.sampled(seq, each.at)
                 else:
                     taken = self._take_draft(begun, sampled, row, each, at)

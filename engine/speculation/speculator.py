@@ -22,6 +22,10 @@ from engine.speculation.proposer import DraftTokens, Proposer
 
 MAX_PENDING = 16  # tokens that a decode may have to run besides: those that a constraint forced
 _LIKELY = 0.6  # probability of a draft's first token from which on no other proposer is asked
+_REMEMBERED = 0.95  # weight of a sequence's earlier drafted tokens, for each later one
+_FORGIVEN = 0.01  # share of a sequence's lost trust that comes back with each draft that is not verified
+_RETRIED = 0.02  # the same of a model that is not asked
+_SMOOTHED = 0.1  # weight of a proposer's newest draft
 _TRUST_PRIOR = 6.0  # expected right tokens, before a sequence's own record counts as much as all others'
 
 
@@ -53,7 +57,7 @@ class _Costs:
         """Learns the time of drafts of up to so many tokens."""
         if tokens:
             each = seconds / tokens
-            self.token_s += (min(each, 4 * self.token_s) - self.token_s) * 0.1 if self.token_s else each
+            self.token_s += (min(each, 4 * self.token_s) - self.token_s) * _SMOOTHED if self.token_s else each
 
 
 class _Proposed(NamedTuple):
@@ -116,7 +120,7 @@ class Speculator:
             for confidence in draft.confidence[lengths.get(id, 0) :][:1]:  # one that is not verified
                 self._costs[name].calibration.forget(confidence)
             if id not in lengths:
-                record.expected += (record.right - record.expected) * 0.01
+                record.expected += (record.right - record.expected) * _FORGIVEN
             record.proposer, record.confidence = name, draft.confidence[: lengths.get(id, 0)]
         return {id: found[id].draft.tokens[:length] for id, length in lengths.items()}
 
@@ -131,8 +135,8 @@ class Speculator:
                 self._accepted_at[at] += 1
             if at > count or (at == count and ended):
                 continue
-            record.right = 0.95 * record.right + (at < count)
-            record.expected = 0.95 * record.expected + costs.calibration.probability(confidence)
+            record.right = _REMEMBERED * record.right + (at < count)
+            record.expected = _REMEMBERED * record.expected + costs.calibration.probability(confidence)
             costs.calibration.learn(confidence, at < count)
         self._rows += 1
         self._accepted += count
@@ -197,7 +201,7 @@ class Speculator:
             ]
             costs, worth = self._costs[name], self._worth(name, tokens)
             if not of_it or (proposer.model and costs.likely < worth):
-                costs.likely += (1 - costs.likely) * 0.02
+                costs.likely += (1 - costs.likely) * _RETRIED
                 continue
             began = self._clock()
             drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
@@ -207,7 +211,7 @@ class Speculator:
                 if not kept.tokens:
                     continue
                 survival = self._survival(self._records.setdefault(seq.id, _Record()), name, kept)
-                costs.likely += (survival[0] - costs.likely) * 0.1
+                costs.likely += (survival[0] - costs.likely) * _SMOOTHED
                 if seq.id not in best or sum(survival) > sum(best[seq.id].survival):
                     best[seq.id] = _Proposed(name, kept, survival)
         return best
