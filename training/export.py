@@ -61,6 +61,13 @@ def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, 
         "conv_L_cache": config.conv_taps,
         "conv_bias": False,
         "norm_eps": config.rms_norm_eps,
+        **_common(tokenizer),
+    }
+
+
+def _common(tokenizer: Tokenizer) -> dict[str, object]:
+    """Returns the fields that both families have alike."""
+    return {
         "tie_word_embeddings": True,
         "initializer_range": 0.02,
         "use_cache": True,
@@ -82,13 +89,7 @@ def _qwen3_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.02,
-        "use_cache": True,
-        "bos_token_id": None,
-        "eos_token_id": token_id(tokenizer, TURN_END),
-        "pad_token_id": token_id(tokenizer, END_OF_TEXT),
-        "torch_dtype": "bfloat16",
+        **_common(tokenizer),
     }
 
 
