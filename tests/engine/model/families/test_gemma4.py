@@ -24,10 +24,9 @@ from engine.model.model_spec import ModelSpec
 from engine.model.quantization.quantize import Recipe, quantize
 from tests.engine.kv_cache.test_kv_tiers import config, prompt
 from tests.engine.model import tiny
-from tests.engine.model.families.features import moved, without
+from tests.engine.model.families.features import TOLERANCE, VISIBLE, hold_random_configurations, moved, without
 from tests.engine.model.stepping import Stepper, apart
 
-TOLERANCE, VISIBLE = 1e-4, 1e-2
 CLASSES = ("Gemma4TextConfig", "Gemma4ForCausalLM")
 PUBLISHED: Mapping[str, Any] = {  # fields as published files have them, with head sizes by kind of layer
     **tiny.SIZES,
@@ -158,17 +157,7 @@ def _drawn(draw: random.Random) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 10, 20])
 def test_random_configurations_equal_transformers(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + 10):
-        draw = random.Random(seed)
-        model = tiny.build(*CLASSES, _drawn(draw), seed)
-        decoder = load_decoder(tiny.save(model, tmp_path / str(seed)), dtype=torch.float32)
-        prompts = [[draw.randrange(3, 384) for _ in range(draw.choice((1, 17, 40, 90)))] for _ in range(3)]
-        with torch.no_grad():  # with hidden states: transformers 5.23 fails on shared K/V without inputs of layers else
-            expected = [model(torch.tensor([prompt]), output_hidden_states=True).logits[0] for prompt in prompts]
-        found = Stepper(decoder, prompts, block_size=draw.choice((4, 16)), seed=seed).run(draw.choice((1, 7, 30, 100)))
-        assert [apart(f, e) for f, e in zip(found, expected, strict=True)] == pytest.approx([0] * 3, abs=TOLERANCE), (
-            seed
-        )
+    hold_random_configurations(CLASSES, _drawn, range(first, first + 10), tmp_path)
 
 
 def test_a_model_with_vision_runs_its_text_part(tmp_path: Path) -> None:
