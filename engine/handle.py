@@ -122,6 +122,8 @@ class Sequence:
                 "prompt_logprobs", "prompt_logprobs is set, and the sequences of a mixture have several prompts; "
                 "accepted: None.",
             )  # fmt: skip
+        if span.speculation is not None:
+            span.speculation.check_unused("a mixture")
         if span.min_confidence:
             raise InvalidParameter(
                 "min_confidence", f"min_confidence is {span.min_confidence}, and a mixture is sampled by the first "

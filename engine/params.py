@@ -100,6 +100,12 @@ class Speculation:
         known = self.max_tokens is None or 1 <= self.max_tokens <= MAX_DRAFT
         _check(known, "speculation.max_tokens", self.max_tokens, f"None, or 1 to {MAX_DRAFT} tokens")
 
+    def check_unused(self, what: str) -> None:
+        """Raises InvalidParameter where a proposer is named, for `what` verifies no drafts."""
+        if self.proposer not in ("auto", "off") and not self.prediction:
+            message = f"speculation.proposer is {self.proposer!r}, and {what} verifies no drafts; accepted: auto, off."
+            raise InvalidParameter("speculation.proposer", message)
+
 
 MAX_PATTERN_SIZE = 256
 MAX_REPETITIONS = 100_000

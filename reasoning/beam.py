@@ -34,9 +34,8 @@ async def beam(seq: EngineSequence, context: Context, options: BeamOptions) -> Y
     span = context.span
     assert span.max_tokens is not None
     refuse_fields(context, "beam search", "constraint", "stop", "logprobs")
-    if (wish := span.speculation) is not None and wish.proposer not in ("auto", "off") and not wish.prediction:
-        message = f"speculation.proposer is {wish.proposer!r}, and beam search verifies no drafts; accepted: auto, off."
-        raise InvalidParameter("speculation.proposer", message)
+    if span.speculation is not None:
+        span.speculation.check_unused("beam search")
     if options.width > context.quota.branches:
         raise InvalidParameter("width", f"width is {options.width}; accepted: at most {context.quota.branches} beams.")
     await prefill(seq)

@@ -26,6 +26,7 @@ from engine import (
     SpanResult,
 )
 from engine.config import LoopName
+from engine.params import Speculation
 from engine.structured_output import JsonSchema
 from engine.structured_output.layout import Constrained
 
@@ -248,6 +249,12 @@ async def test_prompt_logprobs_are_refused(engine: Engine) -> None:
     leader, other = await engine.open(PROMPTS[0]), await engine.open(PROMPTS[1])
     with pytest.raises(InvalidParameter, match="prompt_logprobs"):
         leader.generate_mixed([other], [1, 1], replace(SAMPLED, prompt_logprobs=1))
+
+
+async def test_a_proposer_of_drafts_is_refused(engine: Engine) -> None:
+    leader, other = await engine.open(PROMPTS[0]), await engine.open(PROMPTS[1])
+    with pytest.raises(InvalidParameter, match="'suffix', and a mixture verifies no drafts; accepted: auto, off"):
+        leader.generate_mixed([other], [1, 1], replace(SAMPLED, speculation=Speculation("suffix")))
 
 
 async def test_a_mixture_goes_on_after_the_process_died(random_model: Path) -> None:
