@@ -14,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import chain, groupby
 from multiprocessing import get_context
@@ -42,6 +42,7 @@ from training.tasks import (
     tool_choice,
 )
 from training.team import ALONE, Team
+from training.torch_model import TrainingBatch
 from training.train_tokenizer import END_OF_TEXT, TURN_START, segments, token_id
 
 PROMPT_SHARE, PROMPT_WEIGHT = 0.25, 0.06  # a quarter of the read tokens, at a small weight: 0.015 on average
@@ -84,15 +85,6 @@ class TrainingRow:
     tokens: list[int]
     weights: list[float]
     alignment: Alignment
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingBatch:
-    """Tokens and weights (rows, length), spans (rows, roles, length, 2); rows are padded on the right with weight 0."""
-
-    tokens: Tensor
-    weights: Tensor
-    spans: Tensor
 
 
 @lru_cache(maxsize=256)
@@ -234,16 +226,26 @@ def batches(rows: list[TrainingRow], largest: int, padding: int, spread: float) 
 
 def _stack(rows: list[TrainingRow], padding: int) -> TrainingBatch:
     length = max(len(row.tokens) for row in rows)
-    tokens = np.full((len(rows), length), padding)
+    tokens = np.full((len(rows), length), padding, np.int32)
     weights = np.zeros((len(rows), length), np.float32)
-    spans = np.full((len(rows), len(ROLES), length, 2), NOWHERE)
+    spans = np.full((len(ROLES), len(rows), length, 2), NOWHERE, np.int32)
     for at, row in enumerate(rows):
         size = len(row.tokens)
         tokens[at, :size] = row.tokens
         weights[at, :size] = row.weights
         of_roles = chain.from_iterable(chain.from_iterable(row.alignment.roles()))  # an array of tuples takes longer
-        spans[at, :, :size] = np.fromiter(of_roles, int).reshape(len(ROLES), size, 2)
-    return TrainingBatch(torch.from_numpy(tokens), torch.from_numpy(weights), torch.from_numpy(spans))
+        spans[:, at, :size] = np.fromiter(of_roles, np.int32).reshape(len(ROLES), size, 2)
+    return stacked(tokens, weights, spans)
+
+
+def stacked(tokens: NDArray[np.int32], weights: NDArray[np.float32], spans: NDArray[np.int32]) -> TrainingBatch:
+    """Returns the batch of tokens (rows, length) with the loss weight of each, and of spans (roles, rows, length, 2),
+    `NOWHERE` where nothing is to be looked at."""
+    following = np.zeros_like(weights)
+    following[:, :-1] = weights[:, 1:]
+    learned, looks = (np.flatnonzero(each).astype(np.int32) for each in (following, spans[..., 0] >= 0))
+    arrays = tokens, learned, following.flat[learned], looks, spans.reshape(-1, 2)[looks]
+    return TrainingBatch(*map(torch.from_numpy, arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +283,7 @@ class Reader:
                 yield _batches(ahead.popleft())
 
 
-# A tensor would take a file descriptor of each process. Positions are below `MAX_LENGTH`.
-_Arrays = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int16]]
+_Arrays = tuple[NDArray[np.int32] | NDArray[np.float32], ...]  # a tensor would take a file descriptor of each process
 _of_worker: list[Reader] = []
 
 
@@ -293,14 +294,8 @@ def _start_worker(reader: Reader) -> None:
 
 def _read_in_worker(step: int) -> list[_Arrays]:
     made = _of_worker[0].at(step)
-    return [
-        (batch.tokens.numpy().astype(np.int32), batch.weights.numpy(), batch.spans.numpy().astype(np.int16))
-        for batch in made
-    ]
+    return [tuple(getattr(batch, each.name).numpy() for each in fields(batch)) for batch in made]
 
 
 def _batches(read: Future[list[_Arrays]]) -> list[TrainingBatch]:
-    return [
-        TrainingBatch(torch.from_numpy(tokens).long(), torch.from_numpy(weights), torch.from_numpy(spans))
-        for tokens, weights, spans in read.result()
-    ]
+    return [TrainingBatch(*map(torch.from_numpy, arrays)) for arrays in read.result()]

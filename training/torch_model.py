@@ -2,14 +2,16 @@
 
 Each layer mixes tokens by a gated short convolution or by grouped-query attention (queries and keys normed per head,
 rotary positions), then has a gated feed-forward; norms are root-mean-square, before each part, and the output is tied
-to the embedding. Parameter names are those of a Hugging Face `Lfm2ForCausalLM`, so export is a rename of nothing. Every
-row of a batch starts at position 0 and is padded on the right, where nothing looks: there is no mask. One head for each
-role of `training.alignment` has its targets in the loss, in layers from the first that attends to the last. Knows
-nothing of text or of tasks.
+to the embedding. Parameter names are those of a Hugging Face `Lfm2ForCausalLM`, so export is a rename of nothing. Rows
+of about one length are padded on the right to the longest, where nothing looks, so attention needs no mask; batches of
+several lengths lie one behind the other in all other operations, which need few launches so. One head for each role of
+`training.alignment` has its targets in the loss, in layers from the first that attends to the last. Knows nothing of
+text or of tasks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +20,24 @@ from torch import Tensor, nn
 
 from training.alignment import ROLES
 
-Scored = tuple[Tensor, Tensor]  # a head's queries and keys, (batch, length, head_dim)
+Scored = tuple[Tensor, Tensor]  # a head's queries and keys, (tokens, head_dim)
+Shapes = Sequence[tuple[int, int]]  # rows and length of each batch
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """Rows of about one length, padded on the right: tokens (rows, length).
+
+    `learned` (learned,) are the places, among the rows · length, whose next token is learned, with the loss weights
+    `shares` (learned,). `looks` (looks,) are the places, among the roles · rows · length, at which a role's head is to
+    look at the tokens from `spans[:, 0]` on to before `spans[:, 1]` of its row.
+    """
+
+    tokens: Tensor
+    learned: Tensor
+    shares: Tensor
+    looks: Tensor
+    spans: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,10 @@ class TrainingNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        """Normalises each row, in what products compute in: it is cast once for all that read it."""
+        normed = F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+        device = x.device.type
+        return normed.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else normed
 
 
 def rotary_tables(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -73,15 +95,24 @@ class Attention(nn.Module):
         self.q_layernorm = TrainingNorm(config.head_dim, config.rms_norm_eps)
         self.k_layernorm = TrainingNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what is mixed, (batch, length, width), and queries and keys, (batch, heads, length, head_dim)."""
-        batch, length, _ = x.shape
-        q = self.q_layernorm(self.q_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
-        k = self.k_layernorm(self.k_proj(x).view(batch, length, -1, self.head_dim)).transpose(1, 2)
-        v = self.v_proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, shapes: Shapes) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what is mixed, (tokens, width), and queries and keys, (tokens, heads, head_dim)."""
+        q = self.q_layernorm(self.q_proj(x).view(len(x), -1, self.head_dim))
+        k = self.k_layernorm(self.k_proj(x).view(len(x), -1, self.head_dim))
+        v = self.v_proj(x).view(len(x), -1, self.head_dim)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.out_proj(mixed.transpose(1, 2).reshape(batch, length, -1)), q, k
+        return self.out_proj(attend(q.to(v.dtype), k.to(v.dtype), v, shapes)), q, k
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, shapes: Shapes) -> Tensor:
+    """Attends causally within each row. Takes (tokens, heads, head_dim), and returns (tokens, width)."""
+    sizes = [rows * length for rows, length in shapes]
+    mixed = list[Tensor]()
+    for (rows, length), *parts in zip(shapes, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
+        heads = (part.view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
+        of_rows = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        mixed.append(of_rows.transpose(1, 2).reshape(rows * length, -1))
+    return torch.cat(mixed)
 
 
 class ShortConv(nn.Module):
@@ -94,13 +125,15 @@ class ShortConv(nn.Module):
         self.conv = nn.Conv1d(width, width, config.conv_taps, groups=width, bias=False)
         self.out_proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        """Mixes (tokens, width); `at` (tokens, 1) is each token's position in its row."""
         gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
         product = gate_in * value
         taps = self.conv.weight[:, 0].to(product.dtype)  # (width, taps); the last tap is the token itself
         mixed = product * taps[:, -1]
         for back in range(1, taps.shape[1]):
-            mixed = mixed + F.pad(product, (0, 0, back, 0))[:, : x.shape[1]] * taps[:, -1 - back]
+            before = F.pad(product, (0, 0, back, 0))[: len(x)]  # of the first in a row, another row's
+            mixed = mixed + before * (at >= back) * taps[:, -1 - back]
         return self.out_proj(gate_out * mixed)
 
 
@@ -126,12 +159,14 @@ class TrainingLayer(nn.Module):
         self.ffn_norm = TrainingNorm(config.hidden_size, config.rms_norm_eps)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def forward(
+        self, x: Tensor, at: Tensor, cos: Tensor, sin: Tensor, shapes: Shapes
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         queries = keys = None
         if hasattr(self, "conv"):
-            mixed = self.conv(self.operator_norm(x))
+            mixed = self.conv(self.operator_norm(x), at)
         else:
-            mixed, queries, keys = self.self_attn(self.operator_norm(x), cos, sin)
+            mixed, queries, keys = self.self_attn(self.operator_norm(x), cos, sin, shapes)
         x = x + mixed
         return x + self.feed_forward(self.ffn_norm(x)), queries, keys
 
@@ -175,18 +210,26 @@ class Model(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
-        return self._hidden(tokens)[0]
+        return self.guided([tokens])[0].view(*tokens.shape, -1)
 
-    def guided(self, tokens: Tensor) -> tuple[Tensor, list[Scored]]:
-        """Returns the last normed states, and the head of each role."""
-        return self._hidden(tokens)
+    def guided(self, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the last normed states, (tokens, hidden_size), of tokens (rows, length) each, and queries and keys of
+        the head of each role, (roles, tokens, head_dim)."""
+        at = torch.cat([torch.arange(each.shape[1]).repeat(each.shape[0]) for each in tokens])
+        flat = torch.cat([each.flatten() for each in tokens])
+        device = self.cos.device
+        hidden, scored = self._hidden(
+            _sent(flat, device), _sent(at, device), tuple((each.shape[0], each.shape[1]) for each in tokens)
+        )
+        queries, keys = zip(*scored, strict=True)
+        return hidden, torch.stack(queries), torch.stack(keys)
 
-    def _hidden(self, tokens: Tensor) -> tuple[Tensor, list[Scored]]:
-        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+    def _hidden(self, tokens: Tensor, at: Tensor, shapes: Shapes) -> tuple[Tensor, list[Scored]]:
+        cos, sin = self.cos[at][:, None], self.sin[at][:, None]
         x = self.model.embed_tokens(tokens)
         scored = list[Scored]()
         for layer in self.model.layers:
-            x, queries, keys = layer(x, cos, sin)
+            x, queries, keys = layer(x, at[:, None], cos, sin, shapes)
             if queries is not None:
                 scored.append((queries, keys))
         return self.model.embedding_norm(x), [self._guided(scored, role) for role in range(len(ROLES))]
@@ -201,29 +244,25 @@ class Model(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return F.linear(self.hidden(tokens), self.model.embed_tokens.weight)
 
-    def loss(self, tokens: Tensor, weights: Tensor, spans: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the weighted sum of the next token's cross-entropy, (), and the sum of each role's, (roles,).
-
-        `weights[b, t]` is the loss weight of predicting `tokens[b, t]`, 0 on padding. `spans`, (batch, roles, length,
-        2), has for each position the first token that its head is to look at and the one after the last, or -1. On the
-        CPU all three: what counts is found there, so that a GPU is never waited for.
-        """
-        device, length = self.cos.device, tokens.shape[1]
-        learned = _positions(weights[:, 1:] > 0, length)
-        targets, shares = (_sent(each.flatten()[learned + 1], device) for each in (tokens, weights))
-        hidden, scored = self._hidden(_sent(tokens, device))
-        of_learned = hidden.flatten(0, 1).index_select(0, _sent(learned, device))
-        logits = F.linear(of_learned, self.model.embed_tokens.weight)
+    def loss(self, batches: Sequence[TrainingBatch]) -> tuple[Tensor, Tensor]:
+        """Returns the weighted sum of the next token's cross-entropy, (), and the sum of each role's, (roles,), over
+        batches on the CPU: a GPU is never waited for."""
+        device = self.cos.device
+        hidden, queries, keys = self.guided([batch.tokens for batch in batches])
+        learned, targets, shares = (_sent(each, device) for each in _learned(batches))
+        logits = F.linear(hidden.index_select(0, learned), self.model.embed_tokens.weight)
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
-        with torch.autocast(device.type, enabled=False):
-            roles = [missed(*each, spans[:, role]) for role, each in enumerate(scored)]
-        return (losses * shares).sum(), torch.stack(roles)
+        return (losses * shares).sum(), guidance(queries, keys, batches)
 
 
-def _positions(chosen: Tensor, length: int) -> Tensor:
-    """Returns where `chosen`, (batch, at most `length`), holds, in rows of `length` one behind the other, (chosen,)."""
-    row, at = chosen.nonzero(as_tuple=True)
-    return row * length + at
+def _learned(batches: Sequence[TrainingBatch]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the positions, among all batches' tokens, before the learned tokens, these tokens, and their weights."""
+    begin, learned, targets = 0, list[Tensor](), list[Tensor]()
+    for batch in batches:
+        learned.append(batch.learned + begin)
+        targets.append(batch.tokens.flatten()[batch.learned + 1])
+        begin += batch.tokens.numel()
+    return torch.cat(learned), torch.cat(targets).long(), torch.cat([batch.shares for batch in batches])
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
@@ -231,16 +270,27 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def missed(queries: Tensor, keys: Tensor, spans: Tensor) -> Tensor:
-    """Returns the sum of −log of the attention that falls into the spans, (): queries and keys (batch, length,
-    head_dim), spans (batch, length, 2), on the CPU, negative where a position may look anywhere."""
-    device, length = queries.device, queries.shape[1]
-    looks = _positions(spans[..., 0] >= 0, length)
-    first, end = _sent(spans.flatten(0, 1)[looks], device).unbind(-1)
-    looks = _sent(looks, device)
-    scores = queries.float() @ keys.float().mT * queries.shape[-1] ** -0.5
-    scores = scores.flatten(0, 1).index_select(0, looks)
-    at = torch.arange(length, device=device)
+def guidance(queries: Tensor, keys: Tensor, batches: Sequence[TrainingBatch]) -> Tensor:
+    """Returns the sum of what each role misses, (roles,); queries and keys (roles, tokens, head_dim) of all batches."""
+    sizes = [batch.tokens.numel() for batch in batches]
+    lost = torch.zeros(len(queries), device=queries.device)
+    with torch.autocast(queries.device.type, enabled=False):
+        for batch, q, k in zip(batches, queries.float().split(sizes, 1), keys.float().split(sizes, 1), strict=True):
+            if not len(batch.looks):
+                continue
+            looks, spans = _sent(batch.looks, q.device), _sent(batch.spans, q.device)
+            of_rows = (each.reshape(len(q), *batch.tokens.shape, -1) for each in (q, k))
+            lost = lost.index_add(0, looks // batch.tokens.numel(), missed(*of_rows, looks, spans))
+    return lost
+
+
+def missed(queries: Tensor, keys: Tensor, looks: Tensor, spans: Tensor) -> Tensor:
+    """Returns −log of the attention that falls into the spans, (looks,): queries and keys (roles, rows, length,
+    head_dim), `looks` the positions that look among all of their (roles · rows · length), spans (looks, 2)."""
+    length = queries.shape[2]
+    scores = queries @ keys.mT * queries.shape[-1] ** -0.5
+    scores = scores.view(-1, length).index_select(0, looks)
+    at = torch.arange(length, device=queries.device)
     scores = scores.masked_fill(at > (looks % length)[:, None], float("-inf"))
-    inside = (at >= first[:, None]) & (at < end[:, None])
-    return (scores.logsumexp(-1) - scores.masked_fill(~inside, float("-inf")).logsumexp(-1)).sum()
+    inside = (at >= spans[:, :1]) & (at < spans[:, 1:])
+    return scores.logsumexp(-1) - scores.masked_fill(~inside, float("-inf")).logsumexp(-1)

@@ -144,8 +144,9 @@ class Plan:
     ramp_steps: int = 1800
     batch_tokens: int = 6144
     guidance: tuple[float, ...] = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
-    largest_batch: int = 2048  # tokens that go through the model at once
-    spread: float = 1.25  # of the lengths of what goes through the model at once
+    largest_batch: int = 2048  # tokens of rows of about one length
+    spread: float = 1.25  # of their lengths
+    together: bool = False  # whether a step's batches go through the model at once, or one after the other
     fall: float = 0.3
     matrix_lr: float = 0.02
     adam_lr: float = 3e-3
@@ -236,13 +237,14 @@ class Trainer:
         guidance = torch.tensor(self.plan.guidance, device=device)
         lost = torch.zeros(1 + len(ROLES), dtype=torch.float64, device=device)  # loss, and what each role missed
         counts = torch.zeros(2 + len(ROLES), dtype=torch.float64)  # loss weight, tokens, and how many look in each role
-        for batch in batches:
+        for together in [batches] if self.plan.together else [[batch] for batch in batches]:
             with torch.autocast(device, torch.bfloat16, enabled=self.plan.bfloat16):
-                loss, missed = self.model.loss(batch.tokens, batch.weights, batch.spans)
+                loss, missed = self.model.loss(together)
             (loss + guidance @ missed).backward()
             lost += torch.cat([loss.detach()[None], missed.detach()])
-            looking = (batch.spans[..., 0] >= 0).sum((0, 2))
-            counts += torch.tensor([float(batch.weights[:, 1:].sum()), batch.tokens.numel(), *looking])
+            for batch in together:
+                looking = torch.bincount(batch.looks // batch.tokens.numel(), minlength=len(ROLES))
+                counts += torch.tensor([float(batch.shares.sum()), batch.tokens.numel(), *looking])
         weights = list(self.model.parameters())
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
         self.team.add(gradients)

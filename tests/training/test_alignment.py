@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -140,24 +141,23 @@ def test_nothing_looks_ahead(task: str, tokenizer: Tokenizer) -> None:
 def test_what_is_missed_is_the_log_of_the_attention_outside() -> None:
     torch.manual_seed(0)
     queries, keys = torch.randn(2, 1, 5, 8)
-    spans = torch.full((1, 5, 2), -1)
-    spans[0, 3], spans[0, 1] = torch.tensor([1, 3]), torch.tensor([0, 1])
+    looks, spans = torch.tensor([1, 3]), torch.tensor([[0, 1], [1, 3]])
     attention = torch.softmax((queries @ keys.mT * 8**-0.5 + torch.full((5, 5), -math.inf).triu(1)), -1)[0]
-    wanted = -(attention[3, 1:3].sum().log() + attention[1, 0].log())
-    assert missed(queries, keys, spans).item() == pytest.approx(wanted.item(), rel=1e-5)
-    assert missed(queries, keys, torch.full((1, 5, 2), -1)).item() == 0
+    wanted = -torch.stack([attention[1, 0], attention[3, 1:3].sum()]).log()
+    torch.testing.assert_close(missed(queries[None], keys[None], looks, spans), wanted)
 
 
 def test_guided_heads_learn_to_look_there() -> None:
     torch.manual_seed(0)
     model = Model(TINY)
     optimizer = Optimizer(model)
-    tokens = torch.randint(0, TINY.vocab_size, (4, 12))
-    spans = torch.full((4, len(ROLES), 12, 2), -1)
-    spans[:, :, 6:] = torch.tensor([2, 4])
+    tokens = torch.randint(0, TINY.vocab_size, (4, 12), dtype=torch.int32)
+    spans = np.full((len(ROLES), 4, 12, 2), -1, np.int32)
+    spans[:, :, 6:] = (2, 4)
+    batch = mixture.stacked(tokens.numpy(), np.ones((4, 12), np.float32), spans)
     first = last = torch.zeros(len(ROLES))
     for step in range(80):
-        loss, last = model.loss(tokens, torch.ones(4, 12), spans)
+        loss, last = model.loss([batch])
         first = last.detach() if not step else first
         (0 * loss + last.sum()).backward()
         optimizer.step(1.0)

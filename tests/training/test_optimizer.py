@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tests.training.conftest import TINY
-from training import plans
+from training import mixture, plans
 from training.alignment import ROLES
 from training.torch_model import Model
 from training.trainer import Optimizer, orthogonalise, wsd
@@ -34,10 +35,13 @@ def test_it_learns_to_repeat_a_sequence() -> None:
     torch.manual_seed(0)
     model = Model(TINY)
     optimizer = Optimizer(model)
-    tokens = torch.randint(0, TINY.vocab_size, (4, 12))
+    tokens = torch.randint(0, TINY.vocab_size, (4, 12), dtype=torch.int32)
+    batch = mixture.stacked(
+        tokens.numpy(), np.ones((4, 12), np.float32), np.full((len(ROLES), 4, 12, 2), -1, np.int32)
+    )
     losses: list[float] = []
     for _ in range(60):
-        loss = model.loss(tokens, torch.ones(4, 12), torch.full((4, len(ROLES), 12, 2), -1))[0] / 44
+        loss = model.loss([batch])[0] / 44
         loss.backward()
         optimizer.step(1.0)
         losses.append(float(loss.detach()))

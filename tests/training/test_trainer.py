@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY, read_little
 from training import card, evaluate, export, mixture, plans, team
+from training.torch_model import TrainingBatch
 from training.train_tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
@@ -32,7 +33,7 @@ def learns(member: team.Team, *job: Any) -> None:  # Any: arguments of `train`
 class LittleReader(mixture.Reader):
     """One whose workers read the prose that this process reads."""
 
-    def at(self, step: int) -> list[mixture.TrainingBatch]:
+    def at(self, step: int) -> list[TrainingBatch]:
         with pytest.MonkeyPatch.context() as patch:
             read_little(patch)
             return super().at(step)
@@ -40,7 +41,7 @@ class LittleReader(mixture.Reader):
 
 def step_of(
     tokenizer: Tokenizer, tokens: int, largest: int, step: int = 3, progress: float = 0.5
-) -> list[mixture.TrainingBatch]:
+) -> list[TrainingBatch]:
     rows = mixture.rows(1, step, progress, tokenizer, tokens)
     end = tokenizer.token_to_id(END_OF_TEXT)
     assert end is not None
@@ -102,7 +103,9 @@ def test_prompts_count_little_and_padding_nothing(tiny_tokenizer: Tokenizer) -> 
     conversations = 0
     for batch in step_of(tiny_tokenizer, tokens=2000, largest=700, progress=0.9):
         end = tiny_tokenizer.token_to_id("<|im_end|>")
-        for tokens, learned in zip(batch.tokens, batch.weights, strict=True):
+        of_places = torch.zeros(batch.tokens.numel())
+        of_places[batch.learned + 1] = batch.shares
+        for tokens, learned in zip(batch.tokens, of_places.view(batch.tokens.shape), strict=True):
             if end not in tokens:  # a procedural sequence
                 assert set(learned.tolist()) == {0.0, 1.0}
                 continue
@@ -124,7 +127,7 @@ def test_batches_stay_small_and_hold_every_conversation_once(tiny_tokenizer: Tok
     large = step_of(tiny_tokenizer, tokens=3000, largest=10**6)
     small = step_of(tiny_tokenizer, tokens=3000, largest=800)
     assert all(batch.tokens.shape[0] == 1 or batch.tokens.numel() <= 800 for batch in small)
-    assert sum(float(b.weights.sum()) for b in large) == pytest.approx(sum(float(b.weights.sum()) for b in small))
+    assert sum(float(b.shares.sum()) for b in large) == pytest.approx(sum(float(b.shares.sum()) for b in small))
 
 
 def test_batches_made_ahead_are_the_same_batches(tiny_tokenizer: Tokenizer) -> None:

@@ -21,7 +21,7 @@ from training import export, mixture
 from training.distil import answers
 from training.distil.answers import Answer
 from training.distil.distillation import Distillation, DistilPlan, rows_of
-from training.torch_model import Model, missed
+from training.torch_model import Model, TrainingBatch, guidance
 from training.train_tokenizer import END_OF_TEXT, token_id
 
 TEMPERATURE = 0.7
@@ -99,17 +99,14 @@ class DraftStudent:
             lost += learned.item()
         return lost / count
 
-    def _losses(self, batch: mixture.TrainingBatch, states: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, batch: TrainingBatch, states: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum of the cross-entropies to the base's distributions, (), and of each role's loss, (roles,)."""
-        hidden, scored = self.module.guided(batch.tokens)
-        learned = batch.weights[:, 1:] > 0
-        logits = F.linear(hidden[:, :-1][learned], self.module.model.embed_tokens.weight)
+        hidden, queries, keys = self.module.guided([batch.tokens])
+        logits = F.linear(hidden[batch.learned], self.module.model.embed_tokens.weight)
         with torch.no_grad():
             wanted = (F.linear(states.float(), self._embedding).float() / TEMPERATURE).softmax(-1)
-        with torch.autocast("cpu", enabled=False):
-            roles = [missed(*each, batch.spans[:, role]) for role, each in enumerate(scored)]
         losses = F.cross_entropy(logits.float() / TEMPERATURE, wanted, reduction="none")
-        return losses @ batch.weights[:, 1:][learned], torch.stack(roles)
+        return losses @ batch.shares, guidance(queries, keys, [batch])
 
 
 def train(base: Path, start: Path, learned: Path, work: Path, plan: DistilPlan, *, resume: bool) -> Distillation[Model]:
