@@ -10,8 +10,8 @@ model also learns to read.
 
 from __future__ import annotations
 
+import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from training import procedural
 from training.alignment import NOWHERE, ROLES, Alignment, Label, ReadTokens, Span, align, labels
@@ -65,15 +64,15 @@ TASKS: dict[str, Callable[[Random, Phrasing, float], Conversation]] = {
     "arithmetic": arithmetic.conversation,
 }
 SHARES = {  # at the beginning and at the end of the curriculum
-    "lookup": (50, 6),
-    "grounded": (20, 26),
+    "lookup": (50, 4),
+    "grounded": (20, 24),
     "relevance": (6, 7),
     "tool choice": (10, 22),
-    "countdown": (5, 16),
-    "chat": (4, 5),
-    "calculator": (2, 7),
+    "countdown": (5, 15),
+    "chat": (4, 8),
+    "calculator": (2, 8),
     "joint": (2, 6),
-    "database": (0, 4),
+    "database": (0, 5),
     "arithmetic": (1, 1),
 }
 
@@ -87,12 +86,17 @@ class TrainingRow:
     alignment: Alignment
 
 
-@lru_cache(maxsize=256)
+_Lengths = dict[tuple[str, int], float]
+_lengths: _Lengths = {}
+
+
 def _length(task: str, tenth: int) -> float:
     """Returns the mean characters of a conversation of `task` at `tenth` tenths of the curriculum."""
-    rng = Random(f"length-{task}-{tenth}")
-    sampled = (TASKS[task](rng, "train", tenth / 10) for _ in range(30))
-    return sum(len(text) for made in sampled for text, _ in segments(made)) / 30
+    if (task, tenth) not in _lengths:
+        rng = Random(f"length-{task}-{tenth}")
+        sampled = (TASKS[task](rng, "train", tenth / 10) for _ in range(30))
+        _lengths[task, tenth] = sum(len(text) for made in sampled for text, _ in segments(made)) / 30
+    return _lengths[task, tenth]
 
 
 def conversation(
@@ -175,8 +179,9 @@ def _words(text: str, offsets: Sequence[Span]) -> list[int]:
     """Returns the letters and digits of the word in which each token ends; none in special tokens."""
     sizes = [0] * (len(text) + 1)
     for match in _WORD.finditer(text):
-        for at in range(*match.span()):
-            sizes[at] = 0 if match[0].startswith("<") else len(match[0])
+        if not match[0].startswith("<"):
+            begin, end = match.span()
+            sizes[begin:end] = [end - begin] * (end - begin)
     return [sizes[end - 1] if end else 0 for _, end in offsets]
 
 
@@ -260,27 +265,41 @@ class Reader:
     workers: int = 0
     team: Team = ALONE
     spread: float = 1.25
+    repeat_after: int = 0  # steps, once each step's data are read again (see `source`); 0 for never
 
     def at(self, step: int) -> list[TrainingBatch]:
-        """Returns this member's batches of a step; none, where there are fewer rows than members."""
+        """Returns this member's batches of a step's data; none, where there are fewer rows than members."""
         made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
         padding = token_id(self.tokenizer, END_OF_TEXT)
         return batches(share(made, self.team), self.largest, padding, self.spread)
 
+    def source(self, step: int) -> int:
+        """Returns the step whose data a step reads: its own, or, at every other step from `repeat_after` on, those of
+        the next one that were read once, about `repeat_after` steps ago and later as long as twice that."""
+        if not self.repeat_after or step % 2 == 0 or step <= self.repeat_after:
+            return step
+        place = (step - self.repeat_after) // 2
+        return place if place <= self.repeat_after else 2 * place - self.repeat_after
+
     def read(self, start: int, end: int) -> Iterator[list[TrainingBatch]]:
         """The batches of steps `start` to `end`, each a list that makes up one step."""
         if not self.workers:
-            yield from map(self.at, range(start, end))
+            yield from (self.at(self.source(step)) for step in range(start, end))
             return
         context = get_context("spawn")
         with ProcessPoolExecutor(self.workers, context, _start_worker, (replace(self, workers=0),)) as pool:
-            ahead: deque[Future[list[_Arrays]]] = deque()
+            lengths = dict(pool.map(_length_in_worker, [(task, tenth) for task in TASKS for tenth in range(11)]))
+            made: dict[int, Future[list[_Arrays]]] = {}
+            next_ = start
             for step in range(start, end):
-                ahead.append(pool.submit(_read_in_worker, step))
-                if len(ahead) > 4 * self.workers:
-                    yield _batches(ahead.popleft())
-            while ahead:
-                yield _batches(ahead.popleft())
+                while next_ < min(end, step + 4 * self.workers):
+                    source = self.source(next_)
+                    if source not in made:
+                        made[source] = pool.submit(_read_in_worker, source, lengths)
+                    next_ += 1
+                source = self.source(step)
+                kept = self.repeat_after > 0 and source == step
+                yield _batches(made[source] if kept else made.pop(source))
 
 
 _Arrays = tuple[NDArray[np.int32] | NDArray[np.float32], ...]  # a tensor would take a file descriptor of each process
@@ -288,11 +307,17 @@ _of_worker: list[Reader] = []
 
 
 def _start_worker(reader: Reader) -> None:
+    os.nice(10)  # behind the process that trains
     torch.set_num_threads(1)
     _of_worker[:] = [reader]
 
 
-def _read_in_worker(step: int) -> list[_Arrays]:
+def _length_in_worker(of: tuple[str, int]) -> tuple[tuple[str, int], float]:
+    return of, _length(*of)
+
+
+def _read_in_worker(step: int, lengths: _Lengths) -> list[_Arrays]:
+    _lengths.update(lengths)
     made = _of_worker[0].at(step)
     return [tuple(getattr(batch, each.name).numpy() for each in fields(batch)) for batch in made]
 

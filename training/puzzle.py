@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -69,20 +69,38 @@ def steps(state: Numbers) -> tuple[PuzzleStep, ...]:
     return tuple(found.values())
 
 
+def _results(small: int, large: int) -> list[int]:
+    """Returns what `apply` makes of two numbers, an operator each."""
+    found = [value for value in (large + small, large * small) if value <= MAX_VALUE]
+    found.append(large - small)
+    if small and large % small == 0:
+        found.append(large // small)
+    return found
+
+
 @lru_cache(maxsize=50_000)
-def _routes(state: Numbers) -> Counter[int]:
+def _routes(state: Numbers) -> dict[int, int]:
     """Each value that uses all numbers → by how many ways, for a sorted state."""
     if len(state) == 1:
-        return Counter(state)
-    found: Counter[int] = Counter()
-    for step in steps(state):
-        found.update(_routes(tuple(sorted(step.state))))
+        return {state[0]: 1}
+    found: dict[int, int] = defaultdict(int)
+    if len(state) == 2:
+        for value in _results(*state):
+            found[value] += 1
+        return found
+    pairs: dict[tuple[int, int], Numbers] = {}
+    for i, j in combinations(range(len(state)), 2):
+        pairs.setdefault((state[i], state[j]), (*state[:i], *state[i + 1 : j], *state[j + 1 :]))
+    for pair, rest in pairs.items():
+        for value in _results(*pair):
+            for target, ways in _routes(tuple(sorted((value, *rest)))).items():
+                found[target] += ways
     return found
 
 
 def routes(state: Sequence[int], target: int) -> int:
     """Returns how many sequences of steps lead to the target."""
-    return _routes(tuple(sorted(state)))[target]
+    return _routes(tuple(sorted(state))).get(target, 0)
 
 
 def value(state: Sequence[int], target: int) -> Value:

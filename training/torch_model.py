@@ -109,8 +109,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shapes: Shapes) -> Tensor:
     sizes = [rows * length for rows, length in shapes]
     mixed = list[Tensor]()
     for (rows, length), *parts in zip(shapes, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
-        heads = (part.view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
-        of_rows = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        queries, keys, values = (part.view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
+        of_rows = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
         mixed.append(of_rows.transpose(1, 2).reshape(rows * length, -1))
     return torch.cat(mixed)
 
@@ -208,6 +208,12 @@ class Model(nn.Module):
         """Fuse the decoder's small operations, once for all shapes. Needs a C++ compiler on a CPU."""
         self._hidden = torch.compile(self._hidden, dynamic=True)  # type: ignore[method-assign]  # as torch has it
 
+    def compile_parts(self) -> None:
+        """Fuses feed-forwards and convolutions alone: a GPU's code for the whole takes minutes to compile."""
+        for part in self.modules():
+            if isinstance(part, FeedForward | ShortConv):
+                part.compile(dynamic=True)
+
     def hidden(self, tokens: Tensor) -> Tensor:
         """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
         return self.guided([tokens])[0].view(*tokens.shape, -1)
@@ -279,8 +285,8 @@ def guidance(queries: Tensor, keys: Tensor, batches: Sequence[TrainingBatch]) ->
             if not len(batch.looks):
                 continue
             looks, spans = _sent(batch.looks, q.device), _sent(batch.spans, q.device)
-            of_rows = (each.reshape(len(q), *batch.tokens.shape, -1) for each in (q, k))
-            lost = lost.index_add(0, looks // batch.tokens.numel(), missed(*of_rows, looks, spans))
+            of_rows, read = (each.reshape(len(q), *batch.tokens.shape, -1) for each in (q, k))
+            lost = lost.index_add(0, looks // batch.tokens.numel(), missed(of_rows, read, looks, spans))
     return lost
 
 

@@ -25,9 +25,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.alignment import ROLES
-from training.mixture import Reader, TrainingBatch
+from training.mixture import Reader
 from training.team import ALONE, Team
-from training.torch_model import Model, ModelConfig
+from training.torch_model import Model, ModelConfig, TrainingBatch
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
@@ -146,6 +146,7 @@ class Plan:
     guidance: tuple[float, ...] = (0.05, 0.3, 0.3, 0.3, 0.3)  # weight in the loss of each role of `training.alignment`
     largest_batch: int = 2048  # tokens of rows of about one length
     spread: float = 1.25  # of their lengths
+    repeat_after: int = 0  # steps, once each step's data are read twice; 0 for once
     together: bool = False  # whether a step's batches go through the model at once, or one after the other
     fall: float = 0.3
     matrix_lr: float = 0.02
@@ -188,9 +189,10 @@ class Trainer:
             plan.workers,
             team,
             plan.spread,
+            plan.repeat_after,
         )
         if plan.compile:
-            self.model.compile_hidden()
+            self.model.compile_hidden() if plan.device == "cpu" else self.model.compile_parts()
         self.done = 0
         self.looks = [0.0] * len(ROLES)  # −log of the attention that fell where it should, of the last step
         self.tokens = 0

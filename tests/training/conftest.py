@@ -34,8 +34,9 @@ def read_little(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget() -> None:
-    for cached in (prose.paragraphs, quotable._modules, quotable._by_ending, mixture._length):
+    for cached in (prose.paragraphs, quotable._modules, quotable._by_ending):
         cached.cache_clear()
+    mixture._lengths.clear()
 
 
 @pytest.fixture(scope="package", autouse=True)

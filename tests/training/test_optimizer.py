@@ -36,9 +36,7 @@ def test_it_learns_to_repeat_a_sequence() -> None:
     model = Model(TINY)
     optimizer = Optimizer(model)
     tokens = torch.randint(0, TINY.vocab_size, (4, 12), dtype=torch.int32)
-    batch = mixture.stacked(
-        tokens.numpy(), np.ones((4, 12), np.float32), np.full((len(ROLES), 4, 12, 2), -1, np.int32)
-    )
+    batch = mixture.stacked(tokens.numpy(), np.ones((4, 12), np.float32), np.full((len(ROLES), 4, 12, 2), -1, np.int32))
     losses: list[float] = []
     for _ in range(60):
         loss = model.loss([batch])[0] / 44

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from tests.training.conftest import TINY, read_little
 from training import card, evaluate, export, mixture, plans, team
-from training.torch_model import TrainingBatch
+from training.torch_model import Model, TrainingBatch
 from training.train_tokenizer import END_OF_TEXT
 from training.trainer import Plan, Trainer, train
 
@@ -135,6 +135,32 @@ def test_batches_made_ahead_are_the_same_batches(tiny_tokenizer: Tokenizer) -> N
     ahead = LittleReader(1, 300, 300, 10, tiny_tokenizer, workers=1)
     for ours, theirs in zip(here.read(2, 5), ahead.read(2, 5), strict=True):
         assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_lengths_that_go_through_the_model_at_once_give_the_same_loss(tiny_tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    model = Model(TINY)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    batches = step_of(tiny_tokenizer, tokens=2000, largest=10**6)
+    assert len(batches) >= 3
+    apart = [model.loss([batch]) for batch in batches]
+    together = model.loss(batches)
+    for at in (0, 1):
+        torch.testing.assert_close(together[at], torch.stack([each[at] for each in apart]).sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_are_read_twice_after_some_steps(tiny_tokenizer: Tokenizer, workers: int) -> None:
+    reader = LittleReader(1, 200, 300, 10, tiny_tokenizer, repeat_after=4, workers=workers)
+    sources = [reader.source(step) for step in range(400)]
+    assert sources[:10] == [0, 1, 2, 3, 4, 0, 6, 1, 8, 2]
+    assert all(source <= step for step, source in enumerate(sources))
+    assert max(map(sources.count, sources)) == 2
+    assert all(sources.count(source) == 2 for source in sources[:200])
+    read = list(reader.read(3, 10))
+    for batches, source in zip(read, sources[3:10], strict=True):
+        assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(batches, reader.at(source), strict=True))
 
 
 def test_the_last_state_at_the_full_rate_is_kept(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
