@@ -18,9 +18,8 @@ from training.train_tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, c
 
 ABOUT = {
     "pebble": (
-        "Pebble is a very small model (17 million parameters) that comes with Ponder: it works on number "
-        "puzzles, remembers what you tell it in a chat, says when it can't help, and tries to quote the sentence of "
-        "your text that answers you. For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
+        "Pebble is a very small model (17 million parameters) that comes with Ponder, for trying it out as below. "
+        "For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
     ),
     "pebble-draft": (
         "Pebble's draft, a model of one million parameters: it is made to guess ahead for Pebble, not for talking."
@@ -30,8 +29,6 @@ STARTERS = (
     "Use 4, 6 and 9 to make 33.",
     "What can you do?",
     "My dog is called Biscuit. What is my dog called?",
-    "[S1] The lighthouse was built in 1874 by Ana Brandt. [S2] Its lamp can be seen from 30 km away.\n\n"
-    "Who built the lighthouse?",
 )
 
 

@@ -66,6 +66,32 @@ def told(source: SourceShown, sources: list[SourceShown]) -> Script:
 # -- against the real server
 
 
+def test_the_sample_document_is_added_and_asked_by_one_press(new_page: NewPage, documents_server: RealServer) -> None:
+    page = new_page()
+    page.goto(documents_server.url)
+    page.get_by_role("button", name="Ask a document").click()
+    reply = page.get_by_role("article", name="Ponder").last
+    expect(reply).to_contain_text("Ana Brandt")
+    reply.locator("button.cite").first.click()
+    expect(panel(page)).to_contain_text("Ana Brandt")
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("From Sample")).to_be_visible()
+    page.get_by_role("link", name="New chat").click()
+    expect(page.get_by_text("From Sample")).to_have_count(0)
+    page.get_by_role("button", name="Ask a document").click()  # once more: it is there, and not added again
+    expect(page.get_by_role("article", name="Ponder").last).to_contain_text("Ana Brandt")
+    assert len(documents_server.http.get("/api/documents").json()["documents"]) == 1
+
+
+def test_a_sum_is_worked_out_by_the_calculator_by_one_press(new_page: NewPage, documents_server: RealServer) -> None:
+    page = new_page()
+    page.goto(documents_server.url)
+    page.get_by_role("button", name="Call a tool").click()
+    reply = page.get_by_role("article", name="Ponder").last
+    expect(reply).to_contain_text("417 * 23")
+    expect(reply).to_contain_text("9591")
+
+
 def test_a_citation_opens_its_passage_beside_the_answer(new_page: NewPage, documents_server: RealServer) -> None:
     add(documents_server, "orsk.md", f"# Orsk\n\nA town in the hills.\n\n{STORY}\n\nIt has nine towers.")
     page = asking(new_page, documents_server.url)

@@ -65,6 +65,21 @@ def test_first_screen_says_what_the_model_is_and_a_starter_begins(page: Page, fa
     expect(box(page)).to_be_focused()
 
 
+def test_the_first_screen_is_shown_from_its_beginning_and_stays_in_place(new_page: NewPage, fake: FakeServer) -> None:
+    page = new_page(viewport={"width": 360, "height": 400}, is_mobile=True, has_touch=True)
+    page.add_init_script(
+        """window.shift = 0
+        new PerformanceObserver((list) => list.getEntries().forEach((each) => (window.shift += each.value))).observe(
+            { type: "layout-shift", buffered: true })"""
+    )
+    page.goto(fake.url)
+    expect(page.get_by_role("button", name=STARTERS[-1])).to_be_attached()
+    expect(page.get_by_role("group", name="How to answer")).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_be_in_viewport()
+    assert from_end(page) > 0  # there is more than fits
+    assert page.evaluate("[scrollY, window.shift <= 0.05]") == [0, True]
+
+
 def test_a_message_is_thought_about_then_answered_as_it_streams(page: Page, fake: FakeServer) -> None:
     fake.play(
         [Gate("think"), *thinking("A tall ", "order.")[:2], Gate("more"), ThinkingDelta(text="order.")],

@@ -103,7 +103,6 @@ STARTERS = (
     solves_33,
     lambda answer: "number puzzles" in answer,
     lambda answer: "Biscuit" in answer,
-    lambda answer: "Ana Brandt" in answer and "[S1]" in answer,
 )
 
 

@@ -79,4 +79,4 @@ def test_marks_are_kept_in_decoded_text_and_turn_tokens_are_not(
 def test_folder_says_what_the_chat_may_offer(model: Model, tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
     export(model, tiny_tokenizer, tmp_path)
     offer = json.loads((tmp_path / "ponder.json").read_text())
-    assert "--model" in offer["about"] and len(offer["starters"]) == 4
+    assert "--model" in offer["about"] and len(offer["starters"]) == 3

@@ -1,8 +1,11 @@
 /** Keeps the end of the conversation in view while it grows, until the reader scrolls up. */
 const NEAR = 48; // px from the end that still count as there
 
+/** `grows`: whether what is shown is read from its end; the first screen is read from its beginning. */
 export class BottomKeeper {
   held = $state(true);
+  constructor(private readonly grows: () => boolean) {}
+
   #top = 0;
 
   readonly stick = (): void => {
@@ -18,6 +21,7 @@ export class BottomKeeper {
   /** Attach to what grows. */
   readonly keep = (node: Element): (() => void) => {
     const observer = new ResizeObserver(() => {
+      if (!this.grows()) return;
       if (this.held) this.#toEnd();
       else this.#look();
     });

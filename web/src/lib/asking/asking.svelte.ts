@@ -32,6 +32,8 @@ export class Asking {
   off = $state.raw<readonly Off[]>([]);
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
+  asked = $state(false); // the server was, whether it told anything or not
+  #example: Partial<Settings> | null = null;
 
   constructor() {
     this.settings = stored(load());
@@ -45,6 +47,7 @@ export class Asking {
       told(getTools()),
       told(getCollections()),
     ]);
+    this.asked = true;
     this.known = {
       models: models ?? this.known.models,
       efforts: strategies?.efforts ?? this.known.efforts,
@@ -70,6 +73,23 @@ export class Asking {
     this.refusal = null;
     this.gone = [];
     save(this.settings);
+  }
+
+  /** Set what an example needs, until a new chat is begun or it is changed by hand. */
+  show(part: Partial<Settings>): void {
+    this.change(part);
+    this.#example = part;
+  }
+
+  /** Take back what an example had set. */
+  endExample(): void {
+    const example = this.#example;
+    this.#example = null;
+    if (example === null) return;
+    const kept = Object.keys(example) as (keyof Settings)[];
+    if (kept.every((name) => this.settings[name] === example[name])) {
+      this.change(Object.fromEntries(kept.map((name) => [name, DEFAULT[name]])));
+    }
   }
 
   reset(): void {

@@ -80,11 +80,25 @@ export class Uploads {
   #polling = false;
   #resuming: Promise<void> | null = null;
 
-  /** Send files to a shelf. `ask`: answers are to come from it as soon as one of them is read. */
-  add(files: readonly File[], shelf: number, ask: boolean): void {
+  /** Send files to a shelf. `ask`: answers are to come from it as soon as one of them is read. Returns their uploads. */
+  add(files: readonly File[], shelf: number, ask: boolean): readonly Upload[] {
     const added = files.map((file) => new Upload((this.#keys += 1), file.name, shelf, ask, file));
     this.list = [...this.list.filter((upload) => !upload.over || upload.stage === "failed"), ...added];
     this.#pump();
+    return added;
+  }
+
+  /** Resolves when the server is done with an upload, whatever became of it. */
+  whenOver(upload: Upload): Promise<void> {
+    return new Promise((resolve) => {
+      const stop = $effect.root(() => {
+        $effect(() => {
+          if (!upload.over) return;
+          resolve();
+          queueMicrotask(() => stop());
+        });
+      });
+    });
   }
 
   /** Take up what the server is doing, after a reload. */

@@ -98,6 +98,15 @@ export const de: Strings = {
 
   welcome: "Frag, und sieh beim Denken zu.",
   starters: "Beginne mit einer davon",
+  example: {
+    tool: "Ein Werkzeug aufrufen",
+    document: "Ein Dokument fragen",
+    sum: "What is 417 * 23?",
+    aboutDocument: "Wer hat den Leuchtturm gebaut? Eine Seite über ihn kommt zu deinen Dokumenten.",
+    reading: "Die Seite wird gelesen …",
+    failed: (message: string) =>
+      `Das Beispieldokument konnte nicht hinzugefügt werden. ${message || "Der Server ist nicht erreichbar."}`,
+  },
   facts: (context: number) => `${number.format(context)} Tokens Kontext`,
 
   message: "Nachricht",

@@ -92,6 +92,14 @@ export const en = {
 
   welcome: "Ask, and watch it think.",
   starters: "Start with one of these",
+  example: {
+    tool: "Call a tool",
+    document: "Ask a document",
+    sum: "What is 417 * 23?",
+    aboutDocument: "Who built the lighthouse? A page about it is added to your documents.",
+    reading: "Reading the page…",
+    failed: (message: string) => `The sample document could not be added. ${message || "The server could not be reached."}`,
+  },
   facts: (context: number) => `${number.format(context)} tokens of context`,
 
   message: "Message",
