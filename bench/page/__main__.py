@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.page import frames, lighthouse, loading, painting
+from bench.page import frames, lighthouse, loading, long_chats, painting
 from bench.page import painting as cutting
 from bench.page import painting as stopping
 from bench.page.browsing import Json
@@ -20,6 +20,7 @@ PARTS: dict[str, Callable[[], Json]] = {
     "event to paint": painting.event_to_paint,
     "answer": frames.answer,
     "tree": frames.tree,
+    "long chats": long_chats.long_chats,
     "cuts": cutting.cuts,
     "stop to idle": stopping.stop_to_idle,
     "lighthouse": lighthouse.lighthouse,
