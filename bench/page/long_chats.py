@@ -58,7 +58,8 @@ def _import(server: RealServer, count: int) -> str:
 
 
 def long_chats() -> Json:
-    """By messages: milliseconds from the navigation to the last message and to all of them, and from a key to the frame after it."""
+    """By messages: milliseconds from the navigation to the last message, and to all of them, and from a key to the
+    frame after it."""
     found: Json = {}
     with scripted({"tale": "A tale."}) as server, browser() as chromium:
         for count in SIZES:

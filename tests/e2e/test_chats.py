@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.chatting import file, message
+from tests.app.chatting import file, imported, message
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.real_server import RealServer, running
 from tests.e2e.support.scripted_model import write_scripted
@@ -273,6 +273,20 @@ def test_many_chats_come_as_one_scrolls(page: Page, server: RealServer) -> None:
     page.keyboard.press("Enter")
     expect(row(page, "Chat one")).to_be_visible()
     assert len(rows(page)) == 500
+
+
+def test_a_long_chat_opens_at_its_end_and_has_all_its_messages(page: Page, server: RealServer) -> None:
+    roles = ("user", "assistant")
+    words = [message(f"m{at}", f"m{at - 1}" if at else None, roles[at % 2], f"Words number {at}.") for at in range(90)]
+    (chat,) = imported(server.http, file(*words))
+    page.goto(f"{server.url}/c/{chat}")
+    expect(page.get_by_text("Words number 89.")).to_be_in_viewport()
+    expect(page.locator("main article")).to_have_count(90)
+    expect(page.get_by_text("Words number 89.")).to_be_in_viewport()
+    first = page.locator("main article").first.get_attribute("id")
+    page.goto("about:blank")
+    page.goto(f"{server.url}/c/{chat}#{first}")
+    expect(page.get_by_text("Words number 0.")).to_be_in_viewport()
 
 
 def test_other_tabs_see_what_is_done(page: Page, server: RealServer) -> None:
