@@ -133,9 +133,10 @@ class Scheduler:
     def keep(self, seq: SequenceState) -> None:
         """Writes the sequence's K/V to the disk, where there is one. No step may be in flight."""
         if self._tiers is not None:
-            self._tiers.keep(blocks_of(seq, self._size), seq.root, seq.priority)
-        if self._states is not None:
-            self._states.keep(seq)
+            kept = blocks_of(seq, self._size, self._tiers)
+            self._tiers.keep(kept, seq.root, seq.priority)
+            if self._states is not None:
+                self._states.keep(seq, len(kept))
 
     def truncate(self, seq: SequenceState, length: int) -> None:
         self._pool.release(seq.truncate(length, self._size))
@@ -363,10 +364,8 @@ class Scheduler:
                 freed += self._preempt_row(victim, rows)
                 if victim is seq:
                     return freed
-        if copy is None and before is not None:
-            copy = before.copy
-        if state_copy is None and before is not None:
-            state_copy = before.state_copy
+        if before is not None:
+            copy, state_copy = copy or before.copy, state_copy or before.state_copy
         rows[seq.id] = row = Row(seq, cursor, count, logits_from, copy, state=seq.state, state_copy=state_copy)
         self._logits -= row.logits
         if length - cursor > 1:

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 
 from engine.core.request import SequenceState
-from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
+from engine.kv_cache.block_pool import NULL_BLOCK, BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.eviction import Tier
 from engine.kv_cache.offload import OffloadTiers
 
@@ -67,13 +67,16 @@ def match_prefix(seq: SequenceState, size: int, pool: BlockPool) -> tuple[bool, 
     return waits, warmed
 
 
-def blocks_of(seq: SequenceState, size: int) -> list[tuple[int, bytes]]:
-    """Lists the blocks of a sequence's K/V with their digests, the last one's of the part that is full."""
+def blocks_of(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple[int, bytes]]:
+    """Lists the blocks of a sequence's K/V with their digests, the last one's of the part that is full. Where its table
+    ends earlier, those that follow in the pool come next, then those in the tiers alone, as NULL_BLOCK."""
     full, part = divmod(seq.kv_len, size)
     digests = [seq.digest(index, size) for index in range(full)]
     if part:
-        digests.append(seq.partial_digest(seq.kv_len, size))
-    return list(zip(seq.table, digests, strict=False))
+        return list(zip(seq.table, [*digests, seq.partial_digest(seq.kv_len, size)], strict=False))
+    found = list(zip(seq.table, digests, strict=False))
+    found.extend((tiers.pool.find(digest) or NULL_BLOCK, digest) for digest, _, _ in _offloaded(seq, size, tiers, full))
+    return found
 
 
 def tail_of(seq: SequenceState, size: int) -> tuple[int, BlockContent]:
@@ -170,7 +173,7 @@ def load_blocks(
     computing a token, if known.
     """
     token_s = UNKNOWN_TOKEN_S if token_s is None else token_s
-    found = _offloaded(seq, size, tiers)
+    found = _offloaded(seq, size, tiers, len(seq.table))
     seq.fetches += 1
     following = len(seq.table) + len(found)
     if following < len(seq) // size and pool.was_evicted(seq.digest(following, size)):
@@ -190,10 +193,11 @@ def load_blocks(
     return tiers.is_waiting(seq.id)
 
 
-def _offloaded(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple[bytes, int, Tier | None]]:
-    """Lists the blocks in any tier that continue this sequence's K/V: digest, tokens, and the tier to copy from."""
+def _offloaded(seq: SequenceState, size: int, tiers: OffloadTiers, first: int) -> list[tuple[bytes, int, Tier | None]]:
+    """Lists the blocks from number `first` on that are in the pool or a tier: digest, tokens, and the tier to copy
+    from."""
     found: list[tuple[bytes, int, Tier | None]] = []
-    for index in range(len(seq.table), -(-len(seq) // size)):
+    for index in range(first, -(-len(seq) // size)):
         whole = (index + 1) * size <= len(seq)
         digest = seq.digest(index, size) if whole else b""
         if not tiers.knows(digest) and index == seq.tail // size and seq.tail % size:
