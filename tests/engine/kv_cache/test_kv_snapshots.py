@@ -48,9 +48,16 @@ def test_a_snapshot_of_another_model_or_that_does_not_add_up_is_refused() -> Non
         unpacked(packed(dataclasses.replace(TOLD, tail=4), MODEL), MODEL)
 
 
-@pytest.mark.parametrize("model", ["random_model", "random_latent", "random_gemma4", "random_llama4", "random_hybrid"])
+@pytest.mark.parametrize(
+    ("model", "windows"),
+    [
+        *((model, 0) for model in ("random_model", "random_latent", "random_gemma4", "random_hybrid")),
+        ("random_llama4", 3 * 1),  # groups, and their blocks from the last multiple of 24 on
+        ("random_windows", 5 * 7),  # and those of the 24 tokens before the next
+    ],
+)
 async def test_a_sequence_goes_on_after_a_restart_where_it_was_and_reads_nothing_again(
-    model: str, request: pytest.FixtureRequest, tmp_path: Path
+    model: str, windows: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     path = request.getfixturevalue(model)
     async with await Engine.start(on_disk(path, tmp_path)) as engine:
@@ -65,7 +72,7 @@ async def test_a_sequence_goes_on_after_a_restart_where_it_was_and_reads_nothing
         first = await seq.generate_all(DRAWN)
         assert [first.token_ids, (await seq.fork()[0].generate_all(DRAWN)).token_ids] == expected
         assert first.cached_tokens == 37 + 13 - 1
-        assert (await engine.stats()).tiers.disk_hit_blocks == 13
+        assert (await engine.stats()).tiers.disk_hit_blocks == 13 + windows
 
 
 def test_blocks_that_a_sequence_has_lost_go_to_the_disk_with_its_snapshot(tmp_path: Path) -> None:
