@@ -19,8 +19,10 @@ from engine.core.scheduler import MAX_LOGITS
 from engine.errors import CheckpointError, InvalidParameter
 from engine.families import family_of
 from engine.kernels import cpu
+from engine.kv_cache.allocation import blocks_for
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.disk_tier import kept_secret
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import build_offload
 from engine.kv_cache.quality_gate import check_int4
 from engine.kv_cache.quantized_cache import INT4_GROUP, INT4_MAX_WIDTH, QuantizedCache
@@ -40,6 +42,7 @@ from engine.model.memory import (
     find_device,
     find_dtype,
     free_bytes,
+    kv_groups,
     spec_of,
     state_slots,
     useful_blocks,
@@ -123,21 +126,24 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     tokenizer, model = Tokenizer.load(path), fingerprint(path)
     if config.kv_dtype == "int4":
         check_int4(decoder, tokenizer, config, model, numerics)
-    blocks = _kv_blocks(config, decoder, device, max_model_len)
+    groups = kv_groups(config, spec, dtype, device, max_model_len)
+    width = 1 if groups is None else groups.width
+    blocks = _kv_blocks(config, decoder, device, max_model_len, groups)
     kv: KVCache | QuantizedCache
     if config.kv_dtype == "auto":
-        kv_bytes = blocks * block_bytes(spec, config.block_size, dtype)
+        kv_bytes = blocks * block_bytes(spec, config.block_size, dtype, groups=groups)
         slots = state_slots(config, spec, dtype, kv_bytes)
         # one more of each: the null block, and the state of no tokens
-        kv = KVCache.of(spec, blocks + 1, config.block_size, dtype, device, slots=slots + 1)
+        kv = KVCache.of(spec, blocks + 1, config.block_size, dtype, device, slots=slots + 1, groups=groups)
     else:
         shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)
-        kv = QuantizedCache(*shape, dtype, device, config.kv_dtype)
+        kv = QuantizedCache(*shape, dtype, device, config.kv_dtype, groups=groups)
     if device.type == "cuda" or not decoder.on_gpu:  # Triton's interpreter compiles nothing
         _warm_up(decoder, kv, device)
     log.info(
-        "%s on %s in %s: %s kernels, %d blocks of K/V, %d bytes a token",
-        path.name, device, dtype, numerics.kernels, blocks, kv.block_nbytes // config.block_size,
+        "%s on %s in %s: %s kernels, %d blocks of K/V, %s, %.1f sequences of %d tokens at once",
+        path.name, device, dtype, numerics.kernels, blocks, _token_bytes(kv.block_nbytes // config.block_size, groups),
+        blocks / blocks_for(max_model_len, config.block_size, groups), max_model_len,
     )  # fmt: skip
     images = _encoder_cache(config, decoder, path, tokenizer)
     compiler = default_compiler(tokenizer, spec.vocab_size)
@@ -157,7 +163,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         )
     runner = _runner(config, decoder, kv, device, max_model_len, images)
     speculation = config.speculation or ("auto" if device.type == "cpu" else "off")  # not measured elsewhere yet
-    speculator = _speculator(speculation, config, decoder, path, runner, blocks, proposers)
+    speculator = _speculator(speculation, config, decoder, path, runner, blocks // width, proposers)
     core = EngineCore(
         config,
         runner,
@@ -172,14 +178,16 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         tiers=build_tiers(pool, kv, CacheStore(kv, device), device, share=kv_share),
         states=states,
         speculator=speculator,
+        groups=groups,
     )
+    longest = blocks * config.block_size if groups is None else groups.max_tokens(blocks)
     return EngineParts(
         core=core,
         compiler=compiler,
         loaded=Loaded(
             path=str(path),
             vocab_size=spec.vocab_size,
-            max_model_len=min(max_model_len, blocks * config.block_size),
+            max_model_len=min(max_model_len, longest),
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             threads=threads,
@@ -367,20 +375,26 @@ def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.devic
         order = torch.arange(tokens, device=device)
         last = torch.tensor([tokens - 1], device=device)
         slots = order % kv.block_size
-        decoder.forward(Batch(order * 0, order, slots, (0, tokens), (tokens,), table, last), kv)
+        windowed = ((table, slots),) * (0 if kv.groups is None else kv.groups.count)
+        decoder.forward(Batch(order * 0, order, slots, (0, tokens), (tokens,), table, last, windowed=windowed), kv)
 
 
-def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int) -> int:
-    """Returns the number of blocks in the pool: as configured, or as many as could ever be used, as far as memory goes.
-    Of a computer's memory that is a quarter, as others live there too; of a GPU's the rest beside the largest step."""
+def _kv_blocks(
+    config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int, groups: KVGroups | None
+) -> int:
+    """Returns the number of blocks in the pool, each of one of the `groups`: as configured, by blocks of all layers; or
+    as many as could ever be used, as far as memory goes. Of a computer's memory that is a quarter, as others live there
+    too; of a GPU's the rest beside the largest step."""
+    width = 1 if groups is None else groups.width
     if config.kv_blocks is not None:
-        return config.kv_blocks
-    per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype)
+        return config.kv_blocks * width
+    per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
-        if blocks < 1:
+        if blocks < width:
+            least_bytes = width * per_block
             raise InvalidParameter(
-                "kv_bytes", f"kv_bytes is {config.kv_bytes}; accepted: at least {per_block}, one block of this model."
+                "kv_bytes", f"kv_bytes is {config.kv_bytes}; accepted: at least {least_bytes}, one block of this model."
             )
         return blocks
     if device.type == "cuda":
@@ -391,7 +405,14 @@ def _kv_blocks(config: EngineConfig, decoder: Decoder, device: torch.device, max
         kv_bytes = free_bytes(device) // 4
     if decoder.spec.recurrent_layers:  # both together take no more
         kv_bytes -= config.state_bytes or int(STATES_SHARE * kv_bytes)
-    return max(1, min(useful_blocks(config, max_model_len), kv_bytes // per_block))
+    return max(1, min(width * useful_blocks(config, max_model_len), kv_bytes // per_block))
+
+
+def _token_bytes(each: int, groups: KVGroups | None) -> str:
+    """Says what a token takes, where each K/V group has `each` bytes of it."""
+    if groups is None:
+        return f"{each} bytes a token"
+    return f"{each} bytes a token and {groups.count * each} more for each of the last {groups.window}"
 
 
 def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, rows: int, max_len: int) -> int:

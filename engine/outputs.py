@@ -138,6 +138,7 @@ class Stats:
     blocks_cached: int = 0  # without references, but findable by prefix
     blocks_free: int = 0  # empty
     block_size: int = 0
+    kv_groups: int = 1  # blocks that `block_size` new tokens take: one of each K/V group
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     preemptions: int = 0

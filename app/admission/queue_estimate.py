@@ -155,7 +155,7 @@ class QueueEstimate:
     def seen(self, stats: Stats) -> None:
         """The engine's counters at this moment."""
         self.pace.seen(stats)
-        self._pool_tokens = stats.blocks_total * stats.block_size or math.inf
+        self._pool_tokens = stats.blocks_total // stats.kv_groups * stats.block_size or math.inf
 
     def wait_s(self) -> float:
         """Estimates how long a request that comes now waits before its own prompt is read."""

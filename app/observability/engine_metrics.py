@@ -203,7 +203,8 @@ class EngineCounters(Collector):
 
 
 def block_bytes_of(served: ServedModel) -> int:
-    """Bytes of one block of the model's KV pool."""
+    """Bytes of one block of the model's KV pool, which is of one K/V group."""
     from engine.model.memory import needs_of  # torch comes with it, and a worker asks for no such thing
 
-    return needs_of(served.engine.config).block
+    needs = needs_of(served.engine.config)
+    return needs.block // needs.groups

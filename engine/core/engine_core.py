@@ -21,6 +21,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.span_state import SpanState
 from engine.core.step import Row, Step
 from engine.kv_cache.block_pool import BlockPool, root_digest
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Snapshot, packed
 from engine.kv_cache.state_checkpoints import StateCheckpoints
@@ -63,21 +64,19 @@ class EngineCore:
         begin_device: Callable[[], None] = lambda: None,
         images: EncoderCache | None = None,
         speculator: Speculator | None = None,
+        groups: KVGroups | None = None,
     ) -> None:
-        self._config = config
-        self._pool = pool
-        self._tiers = tiers
-        self._states = states
+        self._config, self._pool = config, pool
+        self._tiers, self._states = tiers, states
         self._model = model
         self._images = images or EncoderCache()
-        self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images)
+        self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups)
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints
         self._masking = Masking(None if constraints is None else constraints.masks)
         self._post: Callable[[m.Command], None] = self.handle
-        self._secret = secret
-        self._clock = clock
+        self._secret, self._clock = secret, clock
         self._sequences: dict[int, SequenceState] = {}
         self._deadlines: dict[int, SequenceState] = {}
         self._arrivals = count(1)
@@ -475,6 +474,7 @@ class EngineCore:
             blocks_cached=self._pool.cached,
             blocks_free=self._pool.empty,
             block_size=self._config.block_size,
+            kv_groups=self._scheduler.width,
             generated_tokens=self._processor.generated_tokens,
             steps=self._timer.steps,
             step_tokens=self._timer.tokens,

@@ -13,7 +13,9 @@ from collections import deque
 
 from engine.core.request import PrefillJob, SequenceState
 from engine.core.step import Row
+from engine.kv_cache.allocation import advance_kv, match_prefix
 from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.state_checkpoints import StateCheckpoints
 
 IDLE_S = 0.2  # a program that sends its next request at once never meets a chunk; a person takes longer
@@ -26,10 +28,16 @@ class PrefixWarmer:
     """Warms the prefixes of one core."""
 
     def __init__(
-        self, pool: BlockPool, block_size: int, max_tokens: int, states: StateCheckpoints | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        max_tokens: int,
+        states: StateCheckpoints | None = None,
+        groups: KVGroups | None = None,
     ) -> None:
         """`max_tokens`: of a chunk."""
         self._states = states
+        self._groups = groups
         self._pool = pool
         self._size = block_size
         self._max_tokens = max_tokens
@@ -89,9 +97,7 @@ class PrefixWarmer:
     def ran(self, row: Row) -> None:
         """Publishes the blocks that a chunk has filled."""
         seq, size = row.seq, self._size
-        for index in range(seq.kv_len // size, row.end // size):
-            self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority, warmed=True)
-        seq.cursor, seq.kv_len = row.end, max(seq.kv_len, row.end)
+        advance_kv(seq, row.end, self._pool, size, self._groups, warmed=True)
         if self._states is not None:
             self._states.advance(seq, row.end, decodes=False)
         if row.end == len(seq):
@@ -110,22 +116,20 @@ class PrefixWarmer:
     def _take_cached(self, seq: SequenceState) -> None:
         if seq.kv_len % self._size:
             return  # in the middle of a block of its own
-        for index in range(len(seq.table), len(seq) // self._size):
-            block = self._pool.find(seq.digest(index, self._size))
-            if block is None:
-                break
-            self._pool.acquire(block)
-            seq.table.append(block)
-            seq.kv_len += self._size
+        match_prefix(seq, self._size, self._pool, self._groups, reuses=False)
         seq.cursor = seq.kv_len
 
     def _allocate(self, seq: SequenceState, end: int) -> int:
         """Allocates blocks for positions up to `end`, as far as there are spare ones; returns where they end."""
+        width = self._groups.width if self._groups else 1
         while len(seq.table) * self._size < end:
-            block = self._pool.allocate_spare(seq.priority)
-            if block is None:
+            blocks = [block for _ in range(width) if (block := self._pool.allocate_spare(seq.priority)) is not None]
+            if len(blocks) < width:
+                self._pool.release(blocks)
                 break
-            seq.table.append(block)
+            seq.table.append(blocks[0])
+            if self._groups:
+                seq.windowed.append(tuple(blocks[1:]))
         seq.writable = len(seq.table) * self._size
         return min(end, seq.writable)
 

@@ -164,6 +164,8 @@ class SequenceState:
     counts: Counter[int] = field(default_factory=Counter)  # of generated tokens, for penalties
 
     table: list[int] = field(default_factory=list)
+    windowed: list[tuple[int, ...]] = field(default_factory=list)  # of each, the blocks of windowed groups: `KVGroups`
+    window_from: int = 0  # the first block of the table whose windowed ones are held
     moves: int = 0  # times that a block of the table was removed or replaced: else it has only grown
     writable: int = 0  # the table's blocks from K/V's end to this position are shared with no other sequence
     kv_len: int = 0
@@ -233,6 +235,17 @@ class SequenceState:
         previous = self.digest(full - 1, block_size) if full else self.root
         return chain_digest(previous, self.tokens[full * block_size : end])
 
+    @property
+    def blocks(self) -> list[int]:
+        """Returns all of its blocks, of all groups."""
+        return [*self.table, *(block for each in self.windowed for block in each)]
+
+    @property
+    def held(self) -> int:
+        """Counts its blocks, of all groups."""
+        windowed = len(self.windowed) - self.window_from
+        return len(self.table) + (windowed * len(self.windowed[-1]) if windowed else 0)
+
     def truncate(self, length: int, block_size: int) -> list[int]:
         """Removes the tokens from `length` on; returns the blocks that are no longer needed, in table order."""
         for token, was_generated in zip(self.tokens[length:], self.generated[length:], strict=True):
@@ -252,16 +265,17 @@ class SequenceState:
     def trim(self, block_size: int) -> list[int]:
         """Removes the blocks beyond K/V's end; returns them, in table order."""
         keep = -(-self.kv_len // block_size)
-        dropped = self.table[keep:]
+        dropped = [*self.table[keep:], *(block for each in self.windowed[keep:] for block in each)]
         if dropped:
-            del self.table[keep:]
+            del self.table[keep:], self.windowed[keep:]
+            self.window_from = min(self.window_from, len(self.windowed))
             self.moves += 1
             self.writable = min(self.writable, keep * block_size)
         return dropped
 
     def drop_kv(self) -> list[int]:
         """Drops all K/V; returns its blocks."""
-        dropped, self.table = self.table, []
+        dropped, self.table, self.windowed, self.window_from = self.blocks, [], [], 0
         self.moves += 1
         self.writable = 0
         self.preempted_at = max(self.preempted_at, self.kv_len)
@@ -283,6 +297,8 @@ class SequenceState:
             generated=self.generated.copy(),
             counts=self.counts.copy(),
             table=self.table.copy(),
+            windowed=self.windowed.copy(),
+            window_from=self.window_from,
             kv_len=self.kv_len,
             cursor=self.kv_len,
             state=self.state,

@@ -22,7 +22,9 @@ from engine.core.scheduler_stats import SchedulerStats
 from engine.core.step import Row, Step
 from engine.kv_cache.allocation import (
     IdleSequences,
+    advance_kv,
     allocate,
+    blocks_for,
     blocks_of,
     load_blocks,
     match_prefix,
@@ -30,6 +32,7 @@ from engine.kv_cache.allocation import (
     tail_of,
 )
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.multimodal.encoder_cache import EncoderCache
@@ -53,6 +56,7 @@ class Scheduler:
         tiers: OffloadTiers | None = None,
         states: StateCheckpoints | None = None,
         images: EncoderCache | None = None,
+        groups: KVGroups | None = None,
     ) -> None:
         self._config = config
         self._policy = policy_of(config)
@@ -61,9 +65,11 @@ class Scheduler:
         self._clock = clock
         self._tiers = tiers
         self._states = states
+        self._groups = groups
+        self.width = groups.width if groups else 1  # blocks of a table's entry
         self.tiers = [each for each in (tiers, None if states is None else states.tiers) if each is not None]
         self._max_running = config.max_running if states is None else min(config.max_running, states.pool.total)
-        self._drafts = DraftRows(pool, config.block_size, states)
+        self._drafts = DraftRows(pool, config.block_size, states, groups)
         self._tails: list[tuple[int, BlockContent]] = []  # partial blocks that were dropped in this step
         self.stalled = False  # nothing can run before a block is loaded
         self._logits = MAX_LOGITS  # left for this step
@@ -72,7 +78,7 @@ class Scheduler:
         self.idle = IdleSequences(clock)
         self.counters = SchedulerStats()
         self.images = images or EncoderCache()  # a sequence waits for those that it has to read
-        self.warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states)
+        self.warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states, groups)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
         self._soon = False  # a waiting sequence may be admitted in the next step
@@ -133,9 +139,10 @@ class Scheduler:
     def keep(self, seq: SequenceState) -> None:
         """Writes the sequence's K/V to the disk, where there is one. No step may be in flight."""
         if self._tiers is not None:
-            self._tiers.keep(blocks_of(seq, self._size), seq.root, seq.priority)
-        if self._states is not None:
-            self._states.keep(seq)
+            kept = blocks_of(seq, self._size, self._tiers, self._groups)
+            self._tiers.keep(kept, seq.root, seq.priority)
+            if self._states is not None:
+                self._states.keep(seq, len(kept))
 
     def truncate(self, seq: SequenceState, length: int) -> None:
         self._pool.release(seq.truncate(length, self._size))
@@ -147,7 +154,7 @@ class Scheduler:
         """Forks a child that shares all of the parent's blocks (copy-on-write). No step may be in flight."""
         self._pool.release(seq.trim(self._size))
         child = seq.fork(child_id, arrival)
-        for block in child.table:
+        for block in child.blocks:
             self._pool.acquire(block)
         if self._states is not None:
             self._states.share(child)
@@ -188,7 +195,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError unless the pools and the tiers agree with every sequence known here."""
         known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self.warmer.prefixes]
-        tables = [seq.table for seq in known]
+        tables = [seq.blocks for seq in known]
         self._pool.check(tables if self._tiers is None else [*tables, self._tiers.blocks])
         if self._tiers is not None:
             self._tiers.check()
@@ -197,7 +204,7 @@ class Scheduler:
 
     def fits(self, tokens: int) -> bool:
         """Returns whether a sequence of this many tokens fits alone in the pool."""
-        return -(-tokens // self._size) <= self._pool.total
+        return blocks_for(tokens, self._size, self._groups) <= self._pool.total
 
     # -- one step
 
@@ -246,15 +253,15 @@ class Scheduler:
                 return None
             if goes_on:
                 following.append((at, seq))
-        needed = sum(len(seq) >= seq.writable for _, seq in following)
+        needed = self.width * sum(len(seq) >= seq.writable for _, seq in following)
         if not following or self._pool.available < needed:
             return None
         self.complete(step)
         self._steps_ahead += 1
         rows: list[Row] = []
         for at, seq in following:
-            copy = allocate(seq, len(seq) + 1, self._pool, self._size)
-            rows.append(Row(seq, len(seq), 1, len(seq), copy, sampled_at=at))
+            copies = allocate(seq, len(seq) + 1, self._pool, self._size, self._groups)
+            rows.append(Row(seq, len(seq), 1, len(seq), copies, sampled_at=at))
             self._policy.charged(seq, 1)
         return self._step(rows)
 
@@ -281,7 +288,7 @@ class Scheduler:
                 self.warmer.ran(row)
                 continue
             end = row.start + row.count
-            self._computed(seq, end)
+            advance_kv(seq, end, self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
             self.counters.computed(row)
             if self._states is not None and not row.draft:
                 self._states.advance(seq, end, decodes=row.count == 1 and end == len(seq))
@@ -291,22 +298,12 @@ class Scheduler:
     def accepted(self, row: Row, count: int) -> None:
         """Records that the first `count` tokens of a row's draft are the sequence's, so that their K/V is valid."""
         seq = row.seq
-        self._computed(seq, row.end + count)
+        end = row.end + count
+        advance_kv(seq, end, self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
         if not self._drafts.accept(row, count):
             seq.cursor = seq.state_len
 
     # -- parts
-
-    def _computed(self, seq: SequenceState, end: int) -> None:
-        """Records that the tokens before `end` have K/V, and publishes the blocks that they fill."""
-        old, size = seq.kv_len, self._size
-        seq.cursor = end
-        if end <= old:
-            return
-        seq.kv_len = end
-        if self._config.prefix_cache and end // size > old // size:
-            for index in range(old // size, end // size):
-                self._pool.publish(seq.table[index], seq.digest(index, size), seq.root, seq.priority)
 
     def _draft(self, rows: dict[int, Row], seq: SequenceState, draft: tuple[int, ...]) -> None:
         """Adds a draft to a sequence's row. Prompts have the budget beside decodes; drafts have the rest of a step."""
@@ -352,7 +349,7 @@ class Scheduler:
             try:
                 if states is not None:
                     state_copy = states.make_writable(seq, [*self.idle.values(), *self.waiting.values()]) or state_copy
-                copy = allocate(seq, cursor + count, self._pool, self._size)
+                copies = allocate(seq, cursor + count, self._pool, self._size, self._groups)
                 break
             except OutOfBlocks:
                 if (states is None or states.is_writable(seq)) and self._reclaim(seq):
@@ -363,11 +360,9 @@ class Scheduler:
                 freed += self._preempt_row(victim, rows)
                 if victim is seq:
                     return freed
-        if copy is None and before is not None:
-            copy = before.copy
-        if state_copy is None and before is not None:
-            state_copy = before.state_copy
-        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copy, state=seq.state, state_copy=state_copy)
+        if before is not None:
+            copies, state_copy = copies or before.copies, state_copy or before.state_copy
+        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copies, state=seq.state, state_copy=state_copy)
         self._logits -= row.logits
         if length - cursor > 1:
             self._mark_pending(seq)
@@ -404,7 +399,7 @@ class Scheduler:
         """Preempts a sequence. Returns the tokens that it had in this step."""
         self._soon = True
         row = rows.pop(seq.id, None)
-        self._preempt(seq, copying=row is not None and row.copy is not None)
+        self._preempt(seq, copying=row is not None and bool(row.copies))
         if row is None:
             return 0
         self._drafts.drop(row)
@@ -414,10 +409,10 @@ class Scheduler:
     def _free_blocks_for(self, seq: SequenceState) -> bool:
         """Returns whether a waiting sequence fits whole beside the running ones; reclaims idle ones' blocks for it."""
         if self._config.reserve_tokens is not None:
-            reserved = -(-self._config.reserve_tokens // self._size)
+            reserved = blocks_for(self._config.reserve_tokens, self._size, self._groups)
             return not self.running or (len(self.running) + 1) * reserved <= self._pool.total
-        growth = len(self.running)  # each running sequence may need one more block soon
-        needed = -(-len(seq) // self._size) - len(seq.table) + 1
+        growth = len(self.running) * self.width  # each running sequence may need one more block soon
+        needed = blocks_for(len(seq), self._size, self._groups) - seq.held + self.width
         while self._pool.available < needed + growth:
             if not self._reclaim(seq, spare_pinned=bool(self.running)):
                 return not (self.running or self.loading)  # alone it fits: the core refuses longer ones
@@ -427,7 +422,7 @@ class Scheduler:
         """Takes over the cached blocks that continue this K/V; True when it should wait for a duplicate prefill."""
         waits = False
         if self._config.prefix_cache and seq.kv_len == len(seq.table) * self._size:
-            waits, warmed = match_prefix(seq, self._size, self._pool)
+            waits, warmed = match_prefix(seq, self._size, self._pool, self._groups)
             self.counters.warmed_hit_tokens += warmed
         self.rewind(seq)
         return waits
@@ -442,7 +437,7 @@ class Scheduler:
         states, token_s = self._states, self._policy.token_s
         end = None if states is None else states.reach(seq)
         whole = seq.kv_len == len(seq.table) * self._size
-        if whole and load_blocks(seq, self._size, self._pool, self._tiers, token_s, end):
+        if whole and load_blocks(seq, self._size, self._pool, self._tiers, token_s, end, self._groups):
             return True
         return states is not None and states.load(seq, self._rewound(seq), len(self.running), token_s)
 
@@ -455,6 +450,8 @@ class Scheduler:
         """Moves the cursor to the job's next logits, to K/V's end or, of recurrent layers, to a known state if one of
         these is earlier."""
         seq.cursor = self._rewound(seq)
+        if self._groups:
+            seq.cursor = self._groups.cover(seq, seq.cursor, self._pool)
         if self._states is not None:
             self._states.seek(seq, seq.cursor)
 
@@ -486,7 +483,7 @@ class Scheduler:
         unless it was to be copied in this step and so holds nothing yet."""
         seq.tail = seq.tail if seq.tail > seq.kv_len else 0
         if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying):
-            self._tails.append(tail_of(seq, self._size))
+            self._tails += tail_of(seq, self._size, self._groups)
         self._pool.release(seq.drop_kv())
         if self._states is not None:
             self._states.release(seq)

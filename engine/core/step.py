@@ -13,7 +13,7 @@ from engine.core.request import SequenceState
 class Row:
     """`count` tokens of a sequence from position `start` on, in one step.
 
-    Logits are needed from position `logits_from` (it may lie past the row). `copy`: a block copy that must precede.
+    Logits are needed from position `logits_from` (it may lie past the row). `copies`: block copies that must precede.
     `draft`: proposed tokens that follow in the same step, in a row that reaches the sequence's end; each needs logits.
     With `sampled_at` its one token is the sample of that row in the step before, still unknown to the host. `state` is
     the slot of recurrent state that the row advances, and `state_copy` a copy of slots that must precede.
@@ -23,7 +23,7 @@ class Row:
     start: int
     count: int
     logits_from: int
-    copy: tuple[int, int] | None = None
+    copies: tuple[tuple[int, int], ...] = ()
     sampled_at: int | None = None
     state: int = 0
     state_copy: tuple[int, int] | None = None

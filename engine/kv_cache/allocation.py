@@ -12,74 +12,153 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 
 from engine.core.request import SequenceState
-from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
+from engine.kv_cache.block_pool import NULL_BLOCK, BlockContent, BlockPool, OutOfBlocks
 from engine.kv_cache.eviction import Tier
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
 
 
-def allocate(seq: SequenceState, end: int, pool: BlockPool, size: int) -> tuple[int, int] | None:
-    """Allocates writable blocks of `size` tokens for positions up to `end`. Returns the block copy that must precede
-    the step: a shared block is copied on write.
+def allocate(
+    seq: SequenceState, end: int, pool: BlockPool, size: int, groups: KVGroups | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Allocates writable blocks of `size` tokens for positions up to `end`, in all `groups`. Returns the block copies
+    that must precede the step: shared blocks are copied on write.
 
     Raises:
         OutOfBlocks: there are too few; nothing has changed then.
     """
     if end <= seq.kv_len or end <= seq.writable:
-        return None
+        return ()
     first = seq.kv_len // size  # the first block that is written to
-    shared = first < len(seq.table) and pool.is_shared(seq.table[first])
+    begun = [] if first >= len(seq.table) else [seq.table[first], *(seq.windowed[first] if groups else ())]
+    shared = [block for block in begun if pool.is_shared(block)]
     missing = max(0, -(-end // size) - len(seq.table))
-    if pool.available < missing + shared:
+    if pool.available < missing * (groups.width if groups else 1) + len(shared):
         raise OutOfBlocks
-    copy = None
-    if shared:
-        copy = (seq.table[first], pool.allocate())
-        pool.release(seq.table[first : first + 1])
-        seq.table[first] = copy[1]
+    copies = {block: pool.allocate() for block in shared}
+    for block in begun:
+        if block not in copies:
+            pool.make_private(block)
+    if copies:
+        pool.release(shared)
+        seq.table[first] = copies.get(begun[0], begun[0])
+        if groups:
+            seq.windowed[first] = tuple(copies.get(block, block) for block in begun[1:])
         seq.moves += 1
-    elif first < len(seq.table):
-        pool.make_private(seq.table[first])
-    if missing:
-        seq.table.extend(pool.allocate() for _ in range(missing))
+    for _ in range(missing):
+        seq.table.append(pool.allocate())
+        if groups:
+            seq.windowed.append(tuple(pool.allocate() for _ in range(groups.count)))
     seq.writable = len(seq.table) * size
-    return copy
+    return tuple(copies.items())
 
 
-def match_prefix(seq: SequenceState, size: int, pool: BlockPool) -> tuple[bool, int]:
-    """Takes over the cached blocks that continue a sequence's K/V, which ends with a block. Returns whether it should
-    wait for a duplicate prefill, and the tokens that were warmed and are found for the first time."""
-    waits, warmed = False, 0
-    for index in range(len(seq.table), len(seq) // size):
+def advance_kv(
+    seq: SequenceState, end: int, pool: BlockPool, size: int, groups: KVGroups | None = None,
+    *, publishes: bool = True, warmed: bool = False,
+) -> None:  # fmt: skip
+    """Records that the tokens before `end` have K/V: makes the blocks that they fill findable, and frees those of
+    windowed groups whose window has passed."""
+    old, seq.cursor = seq.kv_len, end
+    seq.kv_len = max(old, end)
+    if publishes:
+        _publish(seq, range(old // size, seq.kv_len // size), pool, size, groups, warmed=warmed)
+    if groups:
+        groups.slide(seq, pool)
+
+
+def _publish(
+    seq: SequenceState, indices: Iterable[int], pool: BlockPool, size: int, groups: KVGroups | None, *, warmed: bool
+) -> None:
+    for index in indices:
         digest = seq.digest(index, size)
-        block = pool.find(digest)
+        pool.publish(seq.table[index], digest, seq.root, seq.priority, warmed=warmed)
+        if groups:
+            for block, each in zip(seq.windowed[index], groups.digests(digest), strict=False):
+                pool.publish(block, each, seq.root, seq.priority, warmed=warmed)
+
+
+def match_prefix(
+    seq: SequenceState, size: int, pool: BlockPool, groups: KVGroups | None = None, *, reuses: bool = True
+) -> tuple[bool, int]:
+    """Takes over the cached blocks that continue a sequence's K/V, which ends with a block; as `reuses` says, for a
+    request. Returns whether it should wait for a duplicate prefill, and the tokens that were warmed and are found for
+    the first time."""
+    warmed, found = 0, list[int]()
+
+    def acquire(block: int) -> bool:
+        if reuses:
+            return pool.reuse(block, seq.priority)
+        pool.acquire(block)
+        return False
+
+    for index in range(len(seq.table), len(seq) // size):
+        block = pool.find(seq.digest(index, size))
         if block is None:
-            waits = pool.is_pending(digest)
             break
-        warmed += size * pool.reuse(block, seq.priority)
-        seq.table.append(block)
-        seq.kv_len += size
-    if seq.tail // size == len(seq.table) and seq.tail > seq.kv_len:
-        block = pool.find(seq.partial_digest(seq.tail, size))
-        if block is not None:
-            pool.reuse(block, seq.priority)
+        found.append(block)
+    if groups and found:
+        end, first = groups.reach(
+            seq, len(seq.table) + len(found), lambda at: groups.find(seq.digest(at, size), pool) is not None
+        )
+        del found[max(0, end - len(seq.table)) :]
+        if found:
+            groups.take(seq, end, first, pool, acquire)
+    for block in found:
+        warmed += size * acquire(block)
+    seq.table += found
+    seq.kv_len += size * len(found)
+    following = len(seq.table)
+    waits = following < len(seq) // size and pool.is_pending(seq.digest(following, size))
+    if seq.tail // size == following and seq.tail > seq.kv_len:
+        digest = seq.partial_digest(seq.tail, size)
+        block, windowed = pool.find(digest), groups.find(digest, pool) if groups else ()
+        if block is not None and windowed is not None:
+            for each in (block, *windowed):
+                acquire(each)
             seq.table.append(block)
+            if groups:
+                seq.windowed.append(windowed)
             seq.kv_len = seq.tail
     return waits, warmed
 
 
-def blocks_of(seq: SequenceState, size: int) -> list[tuple[int, bytes]]:
-    """Lists the blocks of a sequence's K/V with their digests, the last one's of the part that is full."""
+def blocks_for(tokens: int, size: int, groups: KVGroups | None) -> int:
+    """Returns the most blocks that a sequence of so many tokens has at once."""
+    return -(-tokens // size) if groups is None else groups.blocks_for(tokens)
+
+
+def blocks_of(
+    seq: SequenceState, size: int, tiers: OffloadTiers, groups: KVGroups | None = None
+) -> list[tuple[int, bytes]]:
+    """Lists the blocks of a sequence's K/V with their digests, the last one's of the part that is full. Where its table
+    ends earlier, those that follow in the pool come next, then those in the tiers alone, as NULL_BLOCK. The blocks of
+    windowed groups come last."""
     full, part = divmod(seq.kv_len, size)
     digests = [seq.digest(index, size) for index in range(full)]
     if part:
         digests.append(seq.partial_digest(seq.kv_len, size))
-    return list(zip(seq.table, digests, strict=False))
+    found = list(zip(seq.table, digests, strict=False))
+    if not part:
+        lost = [digest for digest, _, _ in _offloaded(seq, size, tiers, full)]
+        digests += lost
+        found += [(tiers.pool.find(digest) or NULL_BLOCK, digest) for digest in lost]
+    if groups:
+        windowed = [each for digest in digests[seq.window_from :] for each in groups.digests(digest)]
+        held = dict(zip(windowed, (block for each in seq.windowed[seq.window_from :] for block in each), strict=False))
+        found += [(held.get(each) or tiers.pool.find(each) or NULL_BLOCK, each) for each in windowed]
+    return found
 
 
-def tail_of(seq: SequenceState, size: int) -> tuple[int, BlockContent]:
-    """Returns the last block of K/V that ends inside it, as the sequence drops it: that may be found in a tier."""
+def tail_of(seq: SequenceState, size: int, groups: KVGroups | None = None) -> list[tuple[int, BlockContent]]:
+    """Returns the last block of K/V that ends inside it, of each group, as the sequence drops it: that may be found in
+    a tier."""
     seq.tail = seq.kv_len
-    return seq.table[seq.kv_len // size], BlockContent(seq.partial_digest(seq.tail, size), seq.root, seq.priority)
+    digest, last = seq.partial_digest(seq.tail, size), seq.kv_len // size
+    digests = [digest, *(groups.digests(digest) if groups else ())]
+    blocks = [seq.table[last], *(seq.windowed[last] if groups else ())]
+    contents = (BlockContent(each, seq.root, seq.priority) for each in digests)
+    return list(zip(blocks, contents, strict=False))
 
 
 PINNED_SHARE = 0.5  # of the pool, that pinned sequences keep while others that wait could use it
@@ -98,7 +177,7 @@ def reclaim_victim(
     have no more than their share. Then waiting ones that still have K/V of an earlier job. None where no sequence has
     any."""
     if spare_pinned and idle:
-        pinned = sum(len(seq.table) for seq in idle if seq.pinned_until > now)
+        pinned = sum(seq.held for seq in idle if seq.pinned_until > now)
         spare_pinned = pinned <= PINNED_SHARE * pool.total
     greedy = pool.greedy
     candidates = [seq for seq in idle if not (spare_pinned and seq.pinned_until > now)]
@@ -161,28 +240,33 @@ UNKNOWN_TOKEN_S = 1.0  # seconds of a token while nothing is known: blocks are l
 
 
 def load_blocks(
-    seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTiers, token_s: float | None, end: int | None = None
-) -> bool:
+    seq: SequenceState, size: int, pool: BlockPool, tiers: OffloadTiers, token_s: float | None,
+    end: int | None = None, groups: KVGroups | None = None,
+) -> bool:  # fmt: skip
     """Starts loading the blocks of `size` tokens that continue a sequence's K/V, up to position `end`; True when the
     sequence should wait for them.
 
-    They must follow each other, so the number that saves the most time in all is loaded. `token_s`: seconds of
-    computing a token, if known.
+    They must follow each other, so the number that saves the most time in all is loaded; with `groups`, all that can be
+    gone on from or none. `token_s`: seconds of computing a token, if known.
     """
     token_s = UNKNOWN_TOKEN_S if token_s is None else token_s
-    found = _offloaded(seq, size, tiers)
+    found = _offloaded(seq, size, tiers, len(seq.table))
     seq.fetches += 1
     following = len(seq.table) + len(found)
     if following < len(seq) // size and pool.was_evicted(seq.digest(following, size)):
         return True  # a block is being offloaded: after this step it can be loaded
     if end is not None:
         del found[max(0, end // size - len(seq.table)) :]
+    if groups and found:
+        found += _offloaded_windows(seq, size, tiers, groups, found)
     best = saved = 0.0
     count = 0
     for at, (_, tokens, tier) in enumerate(found[: pool.available], 1):
         saved += tokens * token_s - (tiers.rates.seconds(tier, tiers.host.nbytes) if tier else 0.0)
         if saved > best:
             best, count = saved, at
+    if groups:
+        count = len(found) if saved > 0 and len(found) <= pool.available else 0
     for _, _, tier in found[count:]:
         if tier:
             tiers.pass_over(tier)
@@ -190,10 +274,35 @@ def load_blocks(
     return tiers.is_waiting(seq.id)
 
 
-def _offloaded(seq: SequenceState, size: int, tiers: OffloadTiers) -> list[tuple[bytes, int, Tier | None]]:
-    """Lists the blocks in any tier that continue this sequence's K/V: digest, tokens, and the tier to copy from."""
-    found: list[tuple[bytes, int, Tier | None]] = []
-    for index in range(len(seq.table), -(-len(seq) // size)):
+Offloaded = list[tuple[bytes, int, Tier | None]]  # digests, tokens, and the tiers to copy from
+
+
+def _offloaded_windows(
+    seq: SequenceState, size: int, tiers: OffloadTiers, groups: KVGroups, found: Offloaded
+) -> Offloaded:
+    """Cuts the blocks in `found`, which continue a sequence's K/V, to those whose windows are in the pool or a tier
+    too; returns the blocks of these windows."""
+    held, whole = len(seq.table), len(found)
+    if found and seq.tail % size and seq.tail // size == held + whole - 1:
+        whole -= found[-1][0] == seq.partial_digest(seq.tail, size)
+    end, first = groups.reach(
+        seq, held + whole, lambda at: all(tiers.knows(each) for each in groups.digests(seq.digest(at, size)))
+    )
+    lacking = (at for at in range(first, end) if not seq.window_from <= at < len(seq.windowed))
+    digests = [seq.digest(at, size) for at in lacking]
+    if end < held + whole or not all(tiers.knows(each) for each in groups.digests(found[-1][0])):
+        del found[max(0, end - held) :]
+    elif whole < len(found):
+        digests.append(found[-1][0])
+    windows = [each for digest in digests for each in groups.digests(digest)] if found else []
+    return [(each, 0, tiers.source(each)) for each in windows]
+
+
+def _offloaded(seq: SequenceState, size: int, tiers: OffloadTiers, first: int) -> Offloaded:
+    """Lists the blocks from number `first` on that are in the pool or a tier: digest, tokens, and the tier to copy
+    from."""
+    found: Offloaded = []
+    for index in range(first, -(-len(seq) // size)):
         whole = (index + 1) * size <= len(seq)
         digest = seq.digest(index, size) if whole else b""
         if not tiers.knows(digest) and index == seq.tail // size and seq.tail % size:

@@ -132,8 +132,9 @@ class BlockPool:
         self.acquire(block)
         return warmed
 
-    def release(self, table: Sequence[int]) -> None:
-        """Drops one reference to each block of a table, deepest first, so that a prefix outlives its extensions."""
+    def release(self, table: Sequence[int], *, demoted: bool = False) -> None:
+        """Drops one reference to each block of a table, deepest first, so that a prefix outlives its extensions.
+        `demoted` ones without any left are evicted as those of a lower class."""
         for block in reversed(table):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -141,9 +142,8 @@ class BlockPool:
                 if content is None:
                     self._empty.append(block)
                 else:
-                    self._cached.put(
-                        content.digest, group=content.root, reused=content.reused, priority=content.priority
-                    )
+                    priority = content.priority + demoted
+                    self._cached.put(content.digest, group=content.root, reused=content.reused, priority=priority)
 
     def is_shared(self, block: int) -> bool:
         return self._references[block] > 1

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.kv_cache.block_pool import BlockContent, BlockPool
+from engine.kv_cache.block_pool import NULL_BLOCK, BlockContent, BlockPool
 from engine.kv_cache.block_tensors import BlockTensors
 from engine.kv_cache.disk_tier import DiskTier, is_full
 from engine.kv_cache.eviction import EvictionOrder, Tier, TransferRates
@@ -90,7 +90,7 @@ class OffloadTiers:
         self.rates = TransferRates()
         self.host = host
         self.wake: Callable[[], None] = lambda: None
-        self._pool = pool
+        self.pool = pool
         self._store = store
         self._worker = worker
         self._disk = disk
@@ -116,7 +116,7 @@ class OffloadTiers:
 
     def source(self, digest: bytes) -> Tier | None:
         """Returns the tier to load a block from; None: it is in the pool, being loaded, or nowhere."""
-        if self._pool.find(digest) is not None or digest in self._loading:
+        if self.pool.find(digest) is not None or digest in self._loading:
             return None
         if digest in self.host and digest not in self._saves:
             return "host"
@@ -127,7 +127,7 @@ class OffloadTiers:
         return (
             digest in self._loading
             or digest in self._files
-            or self._pool.find(digest) is not None
+            or self.pool.find(digest) is not None
             or (digest in self.host and digest not in self._saves)
         )
 
@@ -164,7 +164,7 @@ class OffloadTiers:
         """Returns the (block, row) pairs to copy before the coming step: blocks that the pool evicted since, and
         `extra`."""
         pairs: list[tuple[int, int]] = []
-        for block, content in (*self._pool.take_evicted(), *extra):
+        for block, content in (*self.pool.take_evicted(), *extra):
             digest = content.digest
             if digest in self.host or (digest in self._files and not self._keep):
                 continue
@@ -180,8 +180,8 @@ class OffloadTiers:
         return pairs
 
     def keep(self, blocks: Iterable[tuple[int, bytes]], root: bytes, priority: int) -> None:
-        """Writes blocks, as (block, digest) pairs, to the disk as soon as possible. Does nothing without a disk. No
-        step may be in flight."""
+        """Writes blocks, as (block, digest) pairs, to the disk as soon as possible; NULL_BLOCK is of one in the tiers
+        alone. Does nothing without a disk. No step may be in flight."""
         if self._disk is None:
             return
         for block, digest in blocks:
@@ -189,6 +189,8 @@ class OffloadTiers:
                 continue
             if digest in self.host:
                 row = self.host.hold(digest)
+            elif block == NULL_BLOCK:
+                continue  # it is being loaded, or its row was taken for another
             else:
                 placed = self.host.place(BlockContent(digest, root, priority, reused=True))
                 if placed is None:
@@ -225,13 +227,13 @@ class OffloadTiers:
     def fetch(self, sequence: int, digests: Iterable[bytes]) -> None:
         """Starts loading blocks for a sequence, which waits until then. The pool has enough free blocks."""
         for digest in digests:
-            if self._pool.find(digest) is not None:
+            if self.pool.find(digest) is not None:
                 continue
             if digest not in self._loading:
                 tier = self.source(digest)
                 if tier is None:
                     continue
-                block = self._pool.allocate()
+                block = self.pool.allocate()
                 row = None
                 if tier == "host":
                     held = self.host.hold(digest)
@@ -350,7 +352,7 @@ class OffloadTiers:
         if loaded.tier == "host":
             self.host.release(digest)
         if loaded.error is None:
-            self._pool.publish(block, digest, content.root, content.priority, reused=True)
+            self.pool.publish(block, digest, content.root, content.priority, reused=True)
             self.rates.copied(loaded.tier, self.host.nbytes, loaded.seconds)
             if loaded.tier == "host":
                 self.counters.from_host += 1
@@ -361,7 +363,7 @@ class OffloadTiers:
                 self.counters.bad += 1
                 log.warning("a block of the K/V cache on disk is not used, and removed: %s", loaded.error)
             self._drop_file(digest)
-        self._pool.release([block])
+        self.pool.release([block])
         for sequence in waiting:
             if sequence in self._waits:
                 self._waits[sequence] -= 1
@@ -384,7 +386,7 @@ class OffloadTiers:
 
     def _remove(self, digest: bytes) -> None:
         content = self._files.pop(digest)
-        if digest not in self.host and self._pool.find(digest) is None:
+        if digest not in self.host and self.pool.find(digest) is None:
             self.counters.lost += 1
         if self._disk is not None:
             self._worker.submit(LATER, partial(self._disk.remove, digest, content.root))
@@ -404,7 +406,7 @@ class OffloadTiers:
         until = self._clock() + seconds
         row = self.host.data.new_empty(self.host.nbytes)
         remaining = self._max_files
-        for block, content in self._pool.contents():
+        for block, content in self.pool.contents():
             if remaining <= 0 or self._clock() >= until:
                 return
             remaining -= 1

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.kernels import blocks as kernels
 from engine.kernels.buffers import zeros
+from engine.kv_cache.kv_groups import KVGroups
 
 Coding = Literal["int8", "fp8", "int4"]
 
@@ -143,8 +144,12 @@ class QuantizedCache:
         dtype: torch.dtype,
         device: torch.device | str,
         coding: Coding = "int8",
+        *,
+        groups: KVGroups | None = None,
     ) -> None:
         self.block_size = block_size
+        self.groups = groups
+        layers = layers if groups is None else groups.layers
         self._coding = coding
         heads = (layers, 2, blocks, block_size, kv_heads)
         if coding == "int4":
@@ -189,7 +194,8 @@ class QuantizedCache:
         return self._codes[:, :, 0].nbytes + self._scales[:, :, 0].nbytes
 
     def layers(self) -> list[QuantizedLayer]:
-        return [QuantizedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
+        layers = [QuantizedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
+        return layers if self.groups is None else [layers[place] for place in self.groups.places]
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See `KVCache.copy_blocks`."""

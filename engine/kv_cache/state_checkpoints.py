@@ -231,15 +231,15 @@ class StateCheckpoints:
         if self.tiers is not None and pairs:
             self.tiers.save(pairs)
 
-    def keep(self, seq: SequenceState) -> None:
-        """Writes the checkpoint nearest to K/V's end to the disk, where there is one. No step may be in flight."""
+    def keep(self, seq: SequenceState, blocks: int) -> None:
+        """Writes the deepest checkpoint of the first `blocks` blocks, whose K/V is kept, to the disk, where there is
+        one. No step may be in flight."""
         if self.tiers is None or not self._publishes:
             return
-        for index in range(seq.kv_len // self._size - 1, -1, -1):
+        for index in range(min(blocks, len(seq) // self._size) - 1, -1, -1):
             digest = seq.digest(index, self._size)
-            slot = self.pool.find(digest)
-            if slot is not None:
-                self.tiers.keep([(slot, digest)], seq.root, seq.priority)
+            if self.tiers.knows(digest):
+                self.tiers.keep([(self.pool.find(digest) or NULL_BLOCK, digest)], seq.root, seq.priority)
                 return
 
     def check(self, sequences: Iterable[SequenceState]) -> None:

@@ -8,7 +8,7 @@ changes since the last step are written. Knows rows and their sequences' tables;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from engine.core.step import Row, Step
 from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
+from engine.kv_cache.kv_groups import KVGroups
 from engine.model.model_spec import GlobalHeads, ModelSpec
 from engine.model.recurrent.states import RecurrentStates
 from engine.multimodal.image_input import FIRST_IMAGE_ID, has_images
@@ -51,6 +52,14 @@ class Batch:
     states: tuple[int, ...] = ()  # each row's slot of `RecurrentStates`, which its tokens advance
     within: slice | None = None  # the tokens that advance states, where others pad a lone row
     features: Features | None = None
+    windowed: tuple[tuple[Tensor, Tensor], ...] = ()  # the block tables and slots of each windowed K/V group
+
+    def of_table(self, table: int) -> Batch:
+        """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
+        if not table:
+            return self
+        block_tables, slots = self.windowed[table - 1]
+        return replace(self, block_tables=block_tables, slots=slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,8 @@ class KVCache(BlockTensors):
     (layers, 2, blocks, block_size, 1, conv_width / 2), a tensor of its own. So a prefix is shared, copied, truncated
     and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. Layers
     with `global_heads` have a tensor of their own, too. A layer that does none of this, or reads the keys and values of
-    another one (`shared_kv`), has no part of a block: the `states` of recurrent layers have slots of their own.
+    another one (`shared_kv`), has no part of a block: the `states` of recurrent layers have slots of their own. With
+    `groups` a block has `groups.layers` layers, and each group's blocks are other ones.
     """
 
     in_place = True  # attention may read blocks in place
@@ -93,9 +103,11 @@ class KVCache(BlockTensors):
         shared_kv: Mapping[int, int] | None = None,
         without_blocks: tuple[int, ...] = (),
         states: RecurrentStates | None = None,
+        groups: KVGroups | None = None,
     ) -> None:
         self.block_size = block_size
         self.states = states
+        self.groups = groups
         shared_kv = shared_kv or {}
         kinds = [(2 - latent, kv_heads, head_dim)]
         kind_of = {index: 0 for index in range(layers) if index not in without_blocks}
@@ -111,6 +123,8 @@ class KVCache(BlockTensors):
             own[kind_of[index]].append(index)
         # of each layer, in order: its tensor, and its place in that
         self._places = [(at, own[at].index(shared_kv.get(index, index))) for index, at in sorted(kind_of.items())]
+        if groups is not None:
+            own, self._places = [list(range(groups.layers))], [(0, place) for place in groups.places]
         super().__init__(
             [
                 zeros(len(these), parts, blocks, block_size, heads, width, dtype=dtype, device=device)
@@ -129,9 +143,10 @@ class KVCache(BlockTensors):
         device: torch.device | str,
         *,
         slots: int = 1,
+        groups: KVGroups | None = None,
     ) -> KVCache:
         """Returns the cache of a model; its first block is the null block, and the first of its `slots` of recurrent
-        states the state of no tokens."""
+        states the state of no tokens. With `groups` a block is of one K/V group."""
         shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
         with_blocks = {*spec.attending_layers, *spec.conv_layers}
         return cls(
@@ -145,6 +160,7 @@ class KVCache(BlockTensors):
             shared_kv=spec.shared_kv,
             without_blocks=tuple(index for index in range(spec.layers) if index not in with_blocks),
             states=RecurrentStates(spec, slots, dtype, device) if spec.recurrent_layers else None,
+            groups=groups,
         )
 
     @property
@@ -183,6 +199,7 @@ class BatchLayout:
     contexts: list[int]
     tables: Ints
     wanted: list[int]
+    windowed: tuple[Ints, Ints] | None = None  # tables (groups, rows, blocks) and slots of the windowed K/V groups
     images: tuple[list[int], list[int]] = ([], [])  # placeholders: where they are in `tokens`, and their ids
     follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
@@ -196,12 +213,14 @@ class Batching:
         device: torch.device | str = "cpu",
         images: EncoderCache | None = None,
         image_token: int = 0,
+        groups: KVGroups | None = None,
     ) -> None:
         """`images` has the rows of placeholders; `image_token` stands for those in a batch."""
         self._size = block_size
+        self._groups = 1 if groups is None else groups.width
         self._images, self._image_token = images, image_token
         self._device = device
-        self._tables: Ints = np.full((0, 0), NULL_BLOCK, dtype=np.int64)
+        self._tables: Ints = np.full((self._groups, 0, 0), NULL_BLOCK, dtype=np.int64)
         self._written: list[tuple[int, int, int]] = []  # of each row: its sequence's id and moves, blocks written
         self._rows = 0  # of the last step
         self._follows = False
@@ -219,6 +238,7 @@ class Batching:
             logits_at=self._tensor(laid.wanted),
             states=tuple(row.state for row in step.rows),
             features=self.features(laid),
+            windowed=() if laid.windowed is None else tuple(zip(*map(self._tensor, laid.windowed), strict=True)),
         )
 
     def features(self, laid: BatchLayout) -> Features | None:
@@ -253,10 +273,12 @@ class Batching:
             positions = np.arange(len(tokens)) + (firsts - np.array(starts[:-1]))[row_of]
             cached = cached[row_of]
         offsets = positions % size
-        slots = tables[row_of, positions // size] * size + offsets
-        slots = np.where(positions < cached, NULL_BLOCK * size + offsets, slots)
+        written = tables[:, row_of, positions // size]  # each token's block, of each group
+        slots = np.ascontiguousarray(np.where(positions < cached, NULL_BLOCK, written) * size + offsets)
         images = self._parted(tokens) if self._images is not None and has_images(tokens) else ([], [])
-        return BatchLayout(tokens, positions, slots, starts, ends, tables, wanted, images, self._follows)
+        return BatchLayout(
+            tokens, positions, slots[0], starts, ends, tables[0], wanted, (tables[1:], slots[1:]), images, self._follows
+        )
 
     def _parted(self, tokens: list[int]) -> tuple[list[int], list[int]]:
         """Replaces the placeholders among `tokens`; returns where they were, and their ids."""
@@ -267,7 +289,8 @@ class Batching:
         return at, ids
 
     def _filled(self, rows: list[Row], ends: list[int]) -> Ints:
-        """Returns the rows' tables up to their last query token, (rows, blocks), padded with NULL_BLOCK."""
+        """Returns the rows' tables of each K/V group up to their last query token, (groups, rows, blocks), padded with
+        NULL_BLOCK. Blocks whose window has passed may still be there: nothing reads them."""
         size, written = self._size, self._written
         blocks = [-(-end // size) for end in ends]
         width = max(blocks)
@@ -277,23 +300,28 @@ class Batching:
         for at, (row, count) in enumerate(zip(rows, blocks, strict=True)):
             seq = row.seq
             id, moves, had = written[at]
+            first = had
             if id != seq.id or moves != seq.moves:
-                self._follows = False
-                tables[at, :count] = seq.table[:count]
-            elif count > had:
-                tables[at, had:count] = seq.table[had:count]
+                self._follows, first = False, 0
             elif count == had:
                 continue
+            if count > first:
+                tables[0, at, first:count] = seq.table[first:count]
+                if self._groups > 1:
+                    begin = max(first, seq.window_from)
+                    tables[1:, at, first:begin] = NULL_BLOCK
+                    tables[1:, at, begin:count] = np.array(seq.windowed[begin:count], dtype=np.int64).T
             if count < had:
-                tables[at, count:had] = NULL_BLOCK
+                tables[:, at, count:had] = NULL_BLOCK
             written[at] = seq.id, seq.moves, count
-        return tables[: len(rows), :width]
+        return tables[:, : len(rows), :width]
 
     def _reserve(self, rows: int, width: int) -> None:
-        had_rows, had_width = self._tables.shape
+        groups, had_rows, had_width = self._tables.shape
         if rows > had_rows or width > had_width:
-            grown = np.full((max(rows, had_rows), max(2 * width, had_width)), NULL_BLOCK, dtype=np.int64)
-            grown[:had_rows, :had_width] = self._tables
+            shape = (groups, max(rows, had_rows), max(2 * width, had_width))
+            grown = np.full(shape, NULL_BLOCK, dtype=np.int64)
+            grown[:, :had_rows, :had_width] = self._tables
             self._tables = grown
             self._written += [(0, 0, 0)] * (rows - len(self._written))
 

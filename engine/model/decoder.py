@@ -38,6 +38,8 @@ from engine.model.recurrent.states import RecurrentPlan
 from engine.model.rope import Rotation, rotate_
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
+# By K/V heads, their width, and the block table of their K/V group: the windows of layers with those.
+Windows = dict[tuple[int, int, int], dict[int | None, None]]
 
 
 class Decoder:
@@ -75,10 +77,9 @@ class Decoder:
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._deterministic = deterministic
         self._scratch = Scratch()
-        # by K/V heads and their width: the windows of layers with those
-        self._windows: dict[tuple[int, int], dict[int | None, None]] = {}
+        self._windows: Windows = {}
         for index in spec.attending_layers:
-            self._windows.setdefault(spec.kv_shape(index), {})[spec.windows[index]] = None
+            self._windows.setdefault((*spec.kv_shape(index), 0), {})[spec.windows[index]] = None
         self._stepwise = deterministic
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, width, device, long_context=long_context)
@@ -227,18 +228,24 @@ class Decoder:
         `inputs` (layers, tokens, size) their `LayerInputs`."""
         spec = self.spec
         rotations, of_queries = self._rotations_at(batch.positions)
+        tables = (0,) * len(spec.windows) if kv.groups is None else kv.groups.tables
+        seen: Windows = self._windows
+        if kv.groups is not None:
+            seen = {}
+            for at, (table, window) in enumerate(zip(tables, spec.windows, strict=True)):
+                seen.setdefault((*spec.kv_shape(at), table), {})[window] = None
         plans = {
-            heads: AttentionPlan(
-                batch,
+            (*heads, table): AttentionPlan(
+                batch.of_table(table),
                 kv,
                 windows,
                 group_heads=spec.heads // heads[0],
-                heads=heads,
+                heads=tuple(heads),
                 scratch=self._scratch,
                 maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
                 chunked=spec.chunked,
             )
-            for heads, windows in self._windows.items()
+            for (*heads, table), windows in seen.items()
         }
         caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
         states = iter(() if kv.states is None else kv.states.layers())
@@ -259,10 +266,10 @@ class Decoder:
             elif layer.latent is not None:
                 cache = next(caches)
                 assert isinstance(cache, Tensor), "see KVCache.of"
-                self._latent_attention(layer, layer.latent, x, normed, cache, plans[_heads(cache)], turns)
+                self._latent_attention(layer, layer.latent, x, normed, cache, plans[*_heads(cache), 0], turns)
             elif layer.attends:
                 cache = next(caches)
-                self._attention(layer, x, normed, cache, plans[_heads(cache)], turns)
+                self._attention(layer, x, normed, cache, plans[*_heads(cache), tables[index]], turns)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             if layer.has_mlp:

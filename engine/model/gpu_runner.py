@@ -171,7 +171,7 @@ class GpuRunner:
 
     def run(self, step: Step) -> Tensor:
         """See `engine.model.runner.Runner`. The result is valid until the next step."""
-        self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
+        self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
         laid = self._batching.lay(step)
         works = self._cutter.works(laid)
         graph = self._graph_for(laid, works)

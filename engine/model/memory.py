@@ -17,8 +17,9 @@ from engine.errors import InvalidParameter
 from engine.families import family_of
 from engine.kernels import cpu
 from engine.kernels.quantized import GROUP
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import head_bytes
-from engine.model import native_layers
+from engine.model import gpu_layers, native_layers
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, read_json, resolve
 from engine.model.model_spec import ModelSpec
@@ -59,14 +60,22 @@ def loaded_bytes(
     return inner + embedding // 2 + embedding + looked_up
 
 
-def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype, kv_dtype: KvDType = "auto") -> int:
-    """Returns the bytes of one K/V block, of `block_size` tokens in all layers that attend or convolve, with the scales
-    of quantized ones."""
+def block_bytes(
+    spec: ModelSpec,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: KvDType = "auto",
+    groups: KVGroups | None = None,
+) -> int:
+    """Returns the bytes of one K/V block, of `block_size` tokens in all layers that attend or convolve, or in one of
+    the `groups`, with the scales of quantized ones."""
     parts = 2 if spec.latent is None else 1  # a latent is a token's key and its value
     token = len(spec.conv_layers) * spec.hidden_size * dtype.itemsize
     for layer in set(spec.attending_layers) - spec.shared_kv.keys():
         heads, width = spec.kv_shape(layer)
         token += parts * heads * (width * dtype.itemsize if kv_dtype == "auto" else head_bytes(width, kv_dtype))
+    if groups is not None:  # whose layers are all alike
+        token = token // spec.layers * groups.layers
     return token * block_size
 
 
@@ -93,7 +102,7 @@ def state_slots(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, kv_by
 
 
 def useful_blocks(config: EngineConfig, max_model_len: int) -> int:
-    """Returns the blocks of all sequences of a step at their longest: a pool has no use for more."""
+    """Returns the blocks of all sequences of a step at their longest, in all layers: a pool has no use for more."""
     return config.max_running * -(-max_model_len // config.block_size)
 
 
@@ -154,11 +163,13 @@ def spec_of(path: Path) -> ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The memory that one model takes of a device: bytes of its weights and of a K/V block, and useful blocks."""
+    """The memory that one model takes of a device: bytes of its weights and of a K/V block in all of its `groups`, and
+    useful blocks."""
 
     weights: int
     block: int
     blocks: int
+    groups: int = 1
 
 
 def _int4_group(device: torch.device) -> int:
@@ -177,11 +188,23 @@ def needs_of(config: EngineConfig) -> Needs:
     spec = spec_of(path)
     dtype = find_dtype(config, device, spec)
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
+    groups = kv_groups(config, spec, dtype, device, length)
+    width = 1 if groups is None else groups.width
     return Needs(
         loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device)),
-        block_bytes(spec, config.block_size, dtype, config.kv_dtype),
+        width * block_bytes(spec, config.block_size, dtype, config.kv_dtype, groups),
         useful_blocks(config, length),
+        width,
     )
+
+
+def kv_groups(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_len: int
+) -> KVGroups | None:
+    """Returns the K/V groups of a model; None where one table serves all layers, as on the Triton kernels."""
+    if gpu_layers.chosen(spec, dtype, device, config.kernels):
+        return None
+    return KVGroups.of(spec, config.block_size, max_len, config.step_tokens)
 
 
 def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:

@@ -29,6 +29,7 @@ from engine.kernels.cpu.binding import (
     WeightStruct,
     pointer,
 )
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
@@ -236,6 +237,7 @@ class CpuLayers:
         turns = (ctypes.c_void_p * len(turned))(*turned)
         caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
         scales = (ctypes.c_void_p * len(self._layers))(*kv.scale_addresses) if isinstance(kv, QuantizedCache) else None
+        groups = None if kv.groups is None else self._of_groups(batch, kv.groups)
         first, last = (
             kv.tensors[each].stride(1) for each in (0, -1)
         )  # of codes and scales, or of K/V and convolutions
@@ -256,6 +258,8 @@ class CpuLayers:
             first,
             0 if scales is None else last,
             last if scales is None else 0,
+            None if groups is None else ctypes.addressof(groups[0]),
+            None if groups is None else ctypes.addressof(groups[1]),
         )
         first, every = 0, len(self._layers)
         while first < every:
@@ -266,3 +270,13 @@ class CpuLayers:
             if self._layers[last - 1].mixture:
                 mixture(self._layers[last - 1], states)
             first = last
+
+    def _of_groups(self, batch: Batch, groups: KVGroups) -> tuple[ctypes.Array[ctypes.c_void_p], ...]:
+        """Returns each layer's block tables and slots, of its K/V group."""
+        seen = [batch.of_table(table) for table in range(groups.width)]
+        assert len({each.block_tables.stride(0) for each in seen}) == 1, "tables of one step have one width"
+        assert all(each.slots.is_contiguous() for each in seen), "the kernels read slots one after another"
+        both = zip(
+            *((seen[at].block_tables.data_ptr(), seen[at].slots.data_ptr()) for at in groups.tables), strict=True
+        )
+        return tuple((ctypes.c_void_p * len(self._layers))(*each) for each in both)

@@ -123,13 +123,19 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
     table = torch.full((1, blocks), NULL_BLOCK, dtype=torch.int64, device=device)
     known = min(blocks, batch.block_tables.shape[1])
     table[0, :known] = batch.block_tables[row, :known]
+    windowed: list[tuple[Tensor, Tensor]] = []
+    for tables, written in batch.windowed:
+        windowed.append((table.clone(), slots.clone()))
+        windowed[-1][0][0, :known] = tables[row, :known]
+        windowed[-1][1][within] = written[first:last]
     everywhere = torch.arange(TILE, device=device)
     states, features = batch.states[row : row + 1], batch.features
     if features is not None:
         inside = (features.at >= first) & (features.at < last)
         features = Features(features.at[inside] - first + within.start, features.rows[inside])
     return Batch(
-        tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within, features
+        tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within, features,
+        tuple(windowed),
     )  # fmt: skip
 
 
@@ -200,7 +206,7 @@ class ModelRunner:
         self._decoder = decoder
         self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
         self._kv = kv
-        self._batching = Batching(kv.block_size, device, images, decoder.image_token)
+        self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
         self._keep: Callable[[Tensor], None] | None = None
 
     def keep_states(self, keep: Callable[[Tensor], None]) -> None:
@@ -214,7 +220,7 @@ class ModelRunner:
         self._keep = keep
 
     def run(self, step: Step) -> Tensor:
-        self._kv.copy_blocks([row.copy for row in step.rows if row.copy is not None])
+        self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
         if self._kv.states is not None:
             self._kv.states.copy_blocks([row.state_copy for row in step.rows if row.state_copy is not None])
         batch = self._batching.make(step)

@@ -23,7 +23,7 @@ from engine.core.sampling_types import RowSampling
 from engine.core.span_state import row_sampling
 from engine.core.step import Row, Step
 from engine.errors import InvalidParameter
-from engine.kv_cache.allocation import allocate, match_prefix
+from engine.kv_cache.allocation import advance_kv, allocate, match_prefix
 from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
@@ -167,24 +167,21 @@ class DraftModel(Proposer):
         count = min(READ, len(shadow) - shadow.kv_len)
         while True:
             try:
-                copy = allocate(shadow, shadow.kv_len + count, self._pool, self._size)
+                copies = allocate(shadow, shadow.kv_len + count, self._pool, self._size)
             except OutOfBlocks:
                 oldest = next((id for id in self._shadows if id not in kept), None)
                 if oldest is None:
                     return None
                 self._pool.release(self._shadows.pop(oldest).drop_kv())
                 continue
-            return Row(shadow, shadow.kv_len, count, len(shadow) - 1, copy)
+            return Row(shadow, shadow.kv_len, count, len(shadow) - 1, copies)
 
     def _ran(self, shadow: SequenceState, rows: Sequence[Row]) -> bool:
         """Records a row that ran. Returns whether it has logits."""
         row = next((row for row in rows if row.seq is shadow), None)
         if row is None:
             return False
-        old, size = shadow.kv_len, self._size
-        shadow.kv_len = shadow.cursor = row.end
-        for index in range(old // size, row.end // size):
-            self._pool.publish(shadow.table[index], shadow.digest(index, size), shadow.root, shadow.priority)
+        advance_kv(shadow, row.end, self._pool, self._size)
         return row.end == len(shadow)
 
     def _sample(self, drafting: Sequence[_Drafting], logits: Tensor) -> None:

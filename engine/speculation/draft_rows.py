@@ -10,14 +10,19 @@ from __future__ import annotations
 from engine.core.step import Row
 from engine.kv_cache.allocation import allocate
 from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.state_checkpoints import StateCheckpoints
 
 
 class DraftRows:
     """Adds drafts to rows, and settles them. `size`: tokens of a block."""
 
-    def __init__(self, pool: BlockPool, size: int, states: StateCheckpoints | None) -> None:
+    def __init__(
+        self, pool: BlockPool, size: int, states: StateCheckpoints | None, groups: KVGroups | None = None
+    ) -> None:
         self._pool = pool
+        self._groups = groups
+        self._width = groups.width if groups else 1
         self._size = size
         self._states = states
 
@@ -27,7 +32,8 @@ class DraftRows:
         seq, states = row.seq, self._states
         if row.end != len(seq) or row.logits == 0:
             return 0
-        room = len(seq.table) * self._size - row.end + max(0, self._pool.available - spare) * self._size
+        free = max(0, self._pool.available - spare * self._width) // self._width
+        room = (len(seq.table) + free) * self._size - row.end
         count = min(len(draft), most, room)
         if states is not None:
             count = min(count, states.before_boundary(row.end))
@@ -38,7 +44,7 @@ class DraftRows:
             if copied is None:
                 return 0
             row.state, row.state_copy = copied[1], copied
-        allocate(seq, row.end + count, self._pool, self._size)
+        allocate(seq, row.end + count, self._pool, self._size, self._groups)
         row.draft = draft[:count]
         return count
 

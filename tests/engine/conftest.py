@@ -100,6 +100,12 @@ def random_llama4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def random_windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Windows of 24 tokens in five layers of six, whose K/V is in groups of its own."""
+    return _untied("gemma3", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def random_beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mamba-2 and attention side by side in each layer."""
     return _untied("falcon_h1", tmp_path_factory)

@@ -15,6 +15,7 @@ from engine.core.request import SequenceState
 from engine.core.step import Step
 from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.transfers import at_once
 from engine.model.batch import Batching
 from engine.speculation.proposer import DraftTokens, Proposer
@@ -73,14 +74,21 @@ class FakeRunner:
     vocab_size = VOCAB
 
     def __init__(
-        self, pool: BlockPool, block_size: int, *, queues: bool = False, states: FakeStates | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        *,
+        queues: bool = False,
+        states: FakeStates | None = None,
+        groups: KVGroups | None = None,
     ) -> None:
         self.queues = queues
+        self._groups = groups
         self._states = states
         self._given = torch.empty(0, VOCAB)
         self._pool = pool
         self._size = block_size
-        self._batching = Batching(block_size)
+        self._batching = Batching(block_size, groups=groups)
         self._cache: list[tuple[int, int] | None] = [None] * ((pool.total + 1) * block_size)
         self.batches: list[list[tuple[int, int]]] = []  # (sequence id, tokens run) of every step
         self.followed = 0  # steps that were told before the tokens of the one before were known
@@ -93,31 +101,39 @@ class FakeRunner:
         self.batches.append([(row.seq.id, row.count) for row in step.rows])
         if self._states is not None:
             self._states.advance(step)
-        copies = [(row.copy[0], self._block(row.copy[0])) for row in step.rows if row.copy]
-        for (_, content), row in zip(copies, [r for r in step.rows if r.copy], strict=True):
-            assert row.copy is not None
-            self._cache[row.copy[1] * self._size : (row.copy[1] + 1) * self._size] = content
+        copies = [(target, self._block(source)) for row in step.rows for source, target in row.copies]
+        for target, content in copies:
+            self._cache[target * self._size : (target + 1) * self._size] = content
         batch = self._batching.make(step)
         assert (step.sampled is not None) == any(row.sampled_at is not None for row in step.rows)
         if step.sampled is not None:
             self.followed += 1
             fill_sampled(batch.token_ids, step.sampled.cpu())
-        slots, tokens, positions = batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist()
-        written = [slot for slot in slots if slot // self._size != NULL_BLOCK]
+        tokens, positions = batch.token_ids.tolist(), batch.positions.tolist()
+        seen = [batch.of_table(table) for table in range(1 + len(batch.windowed))]
+        written = [slot for each in seen for slot in each.slots.tolist() if slot // self._size != NULL_BLOCK]
         assert len(written) == len(set(written)), "two tokens of one step write to one slot"
-        for slot, token, position in zip(slots, tokens, positions, strict=True):
-            block = slot // self._size
-            if block != NULL_BLOCK:
-                assert not self._pool.is_shared(block), "a shared block is written to"
-                assert self._pool._content[block] is None, "a block that can be found is written to"
-                self._cache[slot] = (position, token)
+        for each in seen:
+            for slot, token, position in zip(each.slots.tolist(), tokens, positions, strict=True):
+                block = slot // self._size
+                if block != NULL_BLOCK:
+                    assert not self._pool.is_shared(block), "a shared block is written to"
+                    assert self._pool._content[block] is None, "a block that can be found is written to"
+                    self._cache[slot] = (position, token)
+        for index, row in enumerate(step.rows):  # every query reads, whether its logits are wanted or not
+            first = batch.query_starts[index]
+            for at in range(first, batch.query_starts[index + 1]):
+                known = [*row.seq.tokens, *row.draft][: positions[at] + 1]
+                known += tokens[at : at + 1] if row.sampled_at is not None else []
+                for table, each in enumerate(seen):
+                    self._read(each.block_tables[index].tolist(), known, windowed=table > 0)
         rows = []
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
             row = step.rows[index]
             known = [*row.seq.tokens, *row.draft][: positions[at] + 1]
             known += tokens[at : at + 1] if row.sampled_at is not None else []
-            rows.append(self._logits(batch.block_tables[index].tolist(), known))
+            rows.append(torch.nn.functional.one_hot(torch.tensor(next_token(known)), VOCAB).float() * 8)
         self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
         return self._given
 
@@ -143,10 +159,15 @@ class FakeRunner:
         cells = data.view(torch.int16).view(-1, 2).tolist()
         self._cache[block * self._size : (block + 1) * self._size] = [None if p < 0 else (p, t) for p, t in cells]
 
-    def _logits(self, table: list[int], known: list[int]) -> torch.Tensor:
-        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in range(len(known))]
-        assert found == list(enumerate(known)), "the cache holds something else than the sequence's tokens"
-        return torch.nn.functional.one_hot(torch.tensor(next_token(known)), VOCAB).float() * 8
+    def _read(self, table: list[int], known: list[int], *, windowed: bool) -> None:
+        """Checks that the cache holds the last tokens of `known` that its last one sees."""
+        last, first = len(known) - 1, 0
+        if windowed and self._groups is not None:
+            window = self._groups.window
+            first = max(0, last - last % window if self._groups.chunked else last - window + 1)
+        places = range(first, len(known))
+        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in places]
+        assert found == list(enumerate(known))[first:], "the cache holds something else than the sequence's tokens"
 
     def _block(self, block: int) -> list[tuple[int, int] | None]:
         return self._cache[block * self._size : (block + 1) * self._size]

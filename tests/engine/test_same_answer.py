@@ -51,6 +51,7 @@ async def generate(engine: Engine, tokens: list[int], forks: int, noise: bool) -
             for each in (
                 *("random_hybrid", "random_mixture", "random_latent", "random_recurrent", "random_mamba"),
                 *("random_hybrid_mixture", "random_beside", "random_alone", "random_gemma4", "random_llama4"),
+                "random_windows",
             )
         ),
     ],

@@ -49,6 +49,8 @@ struct Step {
   int64_t cache_elements;     // of one layer's keys, bytes of their codes
   int64_t scale_elements;
   int64_t conv_elements;      // of one convolution's first halves
+  const int64_t* const* layer_tables;  // of each layer, those of its K/V group in place of `tables`; or null
+  const int64_t* const* layer_slots;
 };
 
 // A gated MLP of a mixture.
@@ -118,13 +120,15 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
              packed, threads);
   } else {
     const PagedLayer cache = cache_of(step, index);
+    const int64_t* tables = step.layer_tables ? step.layer_tables[index] : step.tables;
+    const int64_t* slots = step.layer_slots ? step.layer_slots[index] : step.slots;
     linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
     const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
                       layer.query_norm, layer.key_norm, model.eps,  model.centred != 0,
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation],
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation + 1]};
-    place(rows, tokens, heads, step.slots, cache, threads);
-    attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
+    place(rows, tokens, heads, slots, cache, threads);
+    attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, tables,
             step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
            threads);
   }

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from engine import GREEDY, BadSnapshot, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine.core.request import SequenceState
+from engine.kv_cache.allocation import allocate, blocks_of
+from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import DiskTier
 from engine.kv_cache.snapshot import Snapshot, packed, unpacked
+from tests.engine.fake import FakeRunner
+from tests.engine.kv_below import Told, tiers_below
 from tests.engine.kv_cache.test_kv_tiers import config, prompt
 
 MODEL = b"a model's digest"
@@ -43,9 +48,16 @@ def test_a_snapshot_of_another_model_or_that_does_not_add_up_is_refused() -> Non
         unpacked(packed(dataclasses.replace(TOLD, tail=4), MODEL), MODEL)
 
 
-@pytest.mark.parametrize("model", ["random_model", "random_latent", "random_gemma4", "random_llama4"])
+@pytest.mark.parametrize(
+    ("model", "windows"),
+    [
+        *((model, 0) for model in ("random_model", "random_latent", "random_gemma4", "random_hybrid")),
+        ("random_llama4", 3 * 1),  # groups, and their blocks from the last multiple of 24 on
+        ("random_windows", 5 * 7),  # and those of the 24 tokens before the next
+    ],
+)
 async def test_a_sequence_goes_on_after_a_restart_where_it_was_and_reads_nothing_again(
-    model: str, request: pytest.FixtureRequest, tmp_path: Path
+    model: str, windows: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     path = request.getfixturevalue(model)
     async with await Engine.start(on_disk(path, tmp_path)) as engine:
@@ -60,7 +72,24 @@ async def test_a_sequence_goes_on_after_a_restart_where_it_was_and_reads_nothing
         first = await seq.generate_all(DRAWN)
         assert [first.token_ids, (await seq.fork()[0].generate_all(DRAWN)).token_ids] == expected
         assert first.cached_tokens == 37 + 13 - 1
-        assert (await engine.stats()).tiers.disk_hit_blocks == 13
+        assert (await engine.stats()).tiers.disk_hit_blocks == 13 + windows
+
+
+def test_blocks_that_a_sequence_has_lost_go_to_the_disk_with_its_snapshot(tmp_path: Path) -> None:
+    pool, worker = BlockPool(2), Told()
+    tiers, disk = tiers_below(pool, FakeRunner(pool, 4), worker, rows=2, directory=tmp_path, files=4)
+    seq = SequenceState(1, prompt(0, 13), b"root", 1)
+    allocate(seq, 8, pool, 4)
+    for index, block in enumerate(seq.table):
+        pool.publish(block, seq.digest(index, 4), seq.root)
+    pool.release(seq.drop_kv())
+    pool.release([pool.allocate()])  # evicts one of the two
+    tiers.save(tiers.saves())
+    tiers.ran()
+    assert disk is not None and not disk.files()
+    tiers.keep(blocks_of(seq, 4, tiers), seq.root, seq.priority)
+    worker.work()
+    assert len(disk.files()) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "of another model"])

@@ -10,9 +10,15 @@ import pytest
 import torch
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine.core.request import SequenceState
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.snapshot import HEADER_BYTES
+from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.model.memory import spec_of
 from engine.model.recurrent.states import state_bytes
 from engine.outputs import SpanResult
+from tests.engine.fake import FakeStates
+from tests.engine.kv_below import Told, tiers_below
 from tests.engine.kv_cache.test_kv_tiers import prompt
 
 SPAN = Span(GREEDY, max_tokens=6, ignore_eos=True, logprobs=0)
@@ -151,6 +157,68 @@ async def test_a_sequence_goes_on_after_a_restart_from_a_checkpoint_on_the_disk(
         stats = await engine.stats()
     assert result.token_ids == expected
     assert result.cached_tokens == 40 and stats.states.tiers.disk_hit_blocks == 1
+
+
+@pytest.mark.parametrize("length", [47, 42, 33])
+async def test_a_restored_sequence_is_cut_and_forked_as_it_was_before(
+    recurrent: Path, tmp_path: Path, length: int
+) -> None:
+    """Cut at the end, between the checkpoints, and before them."""
+    kept = config(recurrent, kv_disk_bytes=64 << 20, kv_host_bytes=32 << 20, kv_dir=str(tmp_path))
+    async with await Engine.start(kept) as engine, await engine.open(prompt(0, 41)) as seq:
+        await seq.generate_all(SPAN)
+        snapshot = await seq.snapshot()
+    async with await Engine.start(kept) as engine:
+        seq = await engine.resume(snapshot)
+        seq.truncate(length)
+        children = seq.fork(2)
+        for child, text in zip(children, (1, 2), strict=True):
+            child.append(prompt(text, 3))
+        prompts = [list(each.tokens) for each in (seq, *children)]
+        results = await asyncio.gather(*(each.generate_all(SPAN) for each in (seq, *children)))
+        assert (await engine.stats()).states.tiers.disk_hit_blocks == (length > 40), "the first checkpoint is at 40"
+        engine._core.check()
+    await assert_fresh(recurrent, results, prompts)
+
+
+async def test_a_state_of_another_layout_is_refused_and_read_again(
+    recurrent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = config(recurrent, kv_disk_bytes=64 << 20, kv_dir=str(tmp_path))
+    async with await Engine.start(kept) as engine, await engine.open(prompt(0, 37)) as seq:
+        await seq.generate_all(SPAN)
+        snapshot, tokens = await seq.snapshot(), list(seq.tokens)
+    nbytes = HEADER_BYTES + state_bytes(spec_of(recurrent), torch.float32)
+    images = [path for path in tmp_path.glob("*/*/*") if path.is_file() and path.stat().st_size == nbytes]
+    for path in images:
+        image = path.read_bytes()
+        path.write_bytes(image[:12] + bytes(16) + image[28:])
+    async with await Engine.start(kept) as engine:
+        result = await (await engine.resume(snapshot)).generate_all(SPAN)
+        assert (await engine.stats()).states.tiers.bad_blocks == len(images) > 0
+    assert "of another model, dtype or block size" in caplog.text
+    await assert_fresh(recurrent, [result], [tokens])
+
+
+def test_a_checkpoint_in_host_memory_alone_goes_to_the_disk_with_a_snapshot(tmp_path: Path) -> None:
+    pool, worker = BlockPool(1), Told()
+    tiers, disk = tiers_below(pool, FakeStates(pool), worker, rows=2, directory=tmp_path, files=4)
+    states = StateCheckpoints(pool, BLOCK, publishes=True, tiers=tiers)
+    seq = SequenceState(1, prompt(0, 9), b"root", 1)
+    states.make_writable(seq)
+    states.advance(seq, 8, decodes=False)
+    states.release(seq)
+    pool.release([pool.allocate()])  # evicts it
+    states.save(states.saves())
+    tiers.ran()
+    assert pool.find(seq.digest(1, BLOCK)) is None
+    assert disk is not None and not disk.files()
+    states.keep(seq, 1)
+    worker.work()
+    assert not disk.files(), "the kept K/V ends before it"
+    states.keep(seq, 3)
+    worker.work()
+    assert len(disk.files()) == 1
 
 
 async def test_an_evicted_checkpoint_comes_back_from_host_memory(recurrent: Path) -> None:

@@ -221,6 +221,7 @@ async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> No
         "random_recurrent",
         "random_mamba",
         "random_beside",
+        "random_windows",
     ],
 )
 async def test_every_kind_of_model_takes_its_drafts_back(model: str, request: pytest.FixtureRequest) -> None:
