@@ -51,6 +51,7 @@ class Batch:
     states: tuple[int, ...] = ()  # each row's slot of `RecurrentStates`, which its tokens advance
     within: slice | None = None  # the tokens that advance states, where others pad a lone row
     features: Features | None = None
+    first_key: int = 0  # no token attends to positions before it; on torch's layers alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class KVCache(BlockTensors):
     and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. Layers
     with `global_heads` have a tensor of their own, too. A layer that does none of this, or reads the keys and values of
     another one (`shared_kv`), has no part of a block: the `states` of recurrent layers have slots of their own.
+    `mtp` is the cache of layers of multi-token prediction: its first blocks are parts of these blocks.
     """
 
     in_place = True  # attention may read blocks in place
@@ -93,9 +95,11 @@ class KVCache(BlockTensors):
         shared_kv: Mapping[int, int] | None = None,
         without_blocks: tuple[int, ...] = (),
         states: RecurrentStates | None = None,
+        mtp: KVCache | None = None,
     ) -> None:
         self.block_size = block_size
         self.states = states
+        self.mtp = mtp
         shared_kv = shared_kv or {}
         kinds = [(2 - latent, kv_heads, head_dim)]
         kind_of = {index: 0 for index in range(layers) if index not in without_blocks}
@@ -116,6 +120,7 @@ class KVCache(BlockTensors):
                 zeros(len(these), parts, blocks, block_size, heads, width, dtype=dtype, device=device)
                 for these, (parts, heads, width) in zip(own, kinds, strict=True)
             ]
+            + ([] if mtp is None else mtp.tensors)
         )
         self.data = self._tensors[0]
 
@@ -129,11 +134,16 @@ class KVCache(BlockTensors):
         device: torch.device | str,
         *,
         slots: int = 1,
+        draft_blocks: int = 0,
     ) -> KVCache:
         """Returns the cache of a model; its first block is the null block, and the first of its `slots` of recurrent
-        states the state of no tokens."""
+        states the state of no tokens. Layers of multi-token prediction have `draft_blocks` behind the others."""
         shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
         with_blocks = {*spec.attending_layers, *spec.conv_layers}
+        mtp = None
+        if spec.mtp_layers:
+            of_mtp = (spec.mtp_layers, blocks + draft_blocks, block_size, spec.kv_heads, spec.head_dim)
+            mtp = cls(*of_mtp, dtype, device)
         return cls(
             *shape,
             dtype,
@@ -145,6 +155,7 @@ class KVCache(BlockTensors):
             shared_kv=spec.shared_kv,
             without_blocks=tuple(index for index in range(spec.layers) if index not in with_blocks),
             states=RecurrentStates(spec, slots, dtype, device) if spec.recurrent_layers else None,
+            mtp=mtp,
         )
 
     @property
@@ -157,7 +168,7 @@ class KVCache(BlockTensors):
         """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values; (1, ...) of latents. A
         convolution's has one head of half of its width. A layer that reads another one's has the same tensor. Layers
         that do neither are left out: see `states`."""
-        parts = [part.unbind(0) for part in self._tensors]
+        parts = [part.unbind(0) for part in self._tensors]  # of `mtp`, too, which no place names
         return [parts[at][place] for at, place in self._places]
 
     @cached_property
