@@ -37,6 +37,9 @@ QWEN3_CODER = """{%- for m in messages %}{%- for call in m.tool_calls %}
 LLAMA3 = """{%- for m in messages %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
     {%- set call = m.tool_calls[0].function %}{{- '{"name": "' + call.name + '", ' }}
     {{- '"parameters": ' }}{{- call.arguments | tojson }}{{- "}" }}{%- endfor %}"""
+LLAMA4 = """{%- for m in messages %}{{- '<|header_start|>assistant<|header_end|>\\n\\n<|python_start|><|python_end|>' }}
+    {%- for call in m.tool_calls %}{{- '{"name": "' + call.function.name + '", "parameters": ' }}
+    {{- call.function.arguments | tojson + '}' }}{%- endfor %}{%- endfor %}"""
 MISTRAL = """{%- for m in messages %}{{- '[TOOL_CALLS] [' }}{%- for call in m.tool_calls %}
     {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}' }}
     {{- ', ' if not loop.last else ']' }}{%- endfor %}{%- endfor %}"""
@@ -48,7 +51,7 @@ HARMONY = """{%- for m in messages %}{%- set call = m.tool_calls[0].function %}
     {{- '<|channel|>commentary to=functions.' + call.name + ' <|constrain|>json<|message|>' }}
     {{- call.arguments | tojson + '<|call|>' }}{%- endfor %}"""
 TEMPLATES = {
-    "hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3, "mistral": MISTRAL,
+    "hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3, "llama4_json": LLAMA4, "mistral": MISTRAL,
     "mistral args": MISTRAL_ARGS, "mistral ids": MISTRAL_IDS, "harmony": HARMONY,
 }  # fmt: skip
 
@@ -60,6 +63,7 @@ class ByteTokens:
     CONTROL = (
         "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<eos>",
         "[ARGS]", "[CALL_ID]", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>",
+        "<|python_start|>", "<|python_end|>",
     )  # fmt: skip
 
     def __init__(self, control: Sequence[str] = CONTROL) -> None:
@@ -140,6 +144,8 @@ def rendered(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str
         return [text.removeprefix("[TOOL_CALLS]")]
     if name == "llama3_json":
         return [text.partition("\n\n")[2]]
+    if name == "llama4_json":
+        return [text.partition("<|python_end|>")[2]]
     assert text.startswith("<tool_call>")
     return [part.partition("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
 
