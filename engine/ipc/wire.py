@@ -25,7 +25,7 @@ _CONSTRAINTS: dict[str, type[spec.Constraint]] = {
     kind.__name__: kind
     for kind in (
         spec.Literal, spec.JsonSchema, spec.Regex, spec.Grammar, spec.Until, spec.Sequence, spec.OneOf, spec.Optional,
-        spec.Repeat, spec.Substring,
+        spec.Repeat, spec.Substring, spec.ControlToken,
     )
 }  # fmt: skip
 _hints = get_type_hints(Span)
