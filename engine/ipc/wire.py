@@ -160,7 +160,7 @@ def _part(part: Plain) -> Plain:
         return part
     if part and isinstance(part[0], str):
         return _constraint(part)
-    return tuple(map(_constraint, part))
+    return tuple(each if isinstance(each, int) else _constraint(each) for each in part)
 
 
 def failure(error: errors.EngineError) -> Failure:
