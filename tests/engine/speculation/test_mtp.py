@@ -249,7 +249,8 @@ async def test_forks_and_cuts_go_on_with_them(random_mtp: tuple[Path, Oracle], s
         seq.truncate(length - 4)
         said.forget()
         await seq.generate_all(Span(GREEDY, max_tokens=9, ignore_eos=True))
-        assert min(said.furthest(oracle, missing=[at] if at else []) for at in range(length)) < 1e-4
+        ends = [[], *([at] for at in range(length - 6, length - 3))]
+        assert min(said.furthest(oracle, missing=end) for end in ends) < 1e-4
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0), Sampling(top_p=0.8)])
@@ -264,15 +265,16 @@ async def test_drafts_that_predict_as_the_model_does_are_accepted(planted: Path,
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("right", "changed"),
     [
-        {},
-        {"loop": "overlapped", "max_batch_tokens": 20},
-        {"block_size": 4, "kv_blocks": 80, "prefix_cache": False},
-        {"block_size": 4, "kv_blocks": 80, "kv_host_bytes": 4 << 20},
+        (True, {}),
+        (False, {}),
+        (False, {"loop": "overlapped", "max_batch_tokens": 20}),
+        (True, {"block_size": 4, "kv_blocks": 80, "prefix_cache": False}),
+        (True, {"block_size": 4, "kv_blocks": 80, "kv_host_bytes": 4 << 20}),
+        (False, {"block_size": 4, "kv_blocks": 80, "kv_host_bytes": 4 << 20}),
     ],
 )
-@pytest.mark.parametrize("right", [False, True])
 async def test_drafts_change_nothing(
     right: bool, changed: dict[str, Any], planted: Path, random_mtp: tuple[Path, Oracle]
 ) -> None:
@@ -280,12 +282,12 @@ async def test_drafts_change_nothing(
     config = configured(planted if right else random_mtp[0], deterministic=True, **changed)
     asked = requests(12, seed=3)
     if "block_size" in changed:
-        asked = [replace(each, span=replace(each.span, max_tokens=40)) for each in asked]
+        asked = [replace(each, span=replace(each.span, max_tokens=60)) for each in asked]
     plain, _ = await answers(replace(config, speculation="off"), asked, Recorder())
     got, stats = await answers(config, asked, Recorder())
     assert got == plain
     found = stats.speculation
-    assert found.drafted > 0
+    assert found.drafted > 0 or not right, "a random model's draft is mostly too doubtful to be made"
     assert not right or found.accepted > 0.8 * found.drafted
     assert (stats.preemptions > 0) == ("block_size" in changed)
 
