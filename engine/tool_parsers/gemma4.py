@@ -29,7 +29,7 @@ BEGIN, END, MARK = "<|tool_call>", "<tool_call|>", '<|"|>'
 _KEY = r"[^:,{}\[\]<\n]+"
 # Text without MARK: `<`, as often as it comes, begins a part that is not the rest of MARK.
 _PART = r'<(?:[^<|][^<]*|\|(?:[^<"][^<]*|"(?:[^<|][^<]*|\|(?:[^<>][^<]*)?)?)?)?'
-_RULES = f"""quoted: MARK TEXT? MARK
+_RULES = f"""quoted: mark TEXT? mark
 TEXT: /[^<]+(?:{_PART})*|(?:{_PART})+/
 KEY: /{_KEY}/
 INTEGER: /-?(?:0|[1-9][0-9]*)/
@@ -85,8 +85,8 @@ def _calls(tools: Iterable[ToolSpec], loose: Set[str], mark: int) -> Grammar:
     """Returns the constraint of a call of one of these tools. Raises ConstraintRefused."""
     rules: list[str] = []
     bodies = [f'"{tool.name}" {"object" if tool.name in loose else _Rules(tool, rules).arguments()}' for tool in tools]
-    source = f'start: "call:" ({" | ".join(bodies)})\n{_RULES}' + "".join(rules)
-    return Grammar(source.replace("MARK", f"<[{mark}]>"), (mark,))
+    start = f'start: "call:" ({" | ".join(bodies)})\nmark: <[{mark}]>\n'
+    return Grammar(start + _RULES + "".join(rules), (mark,))
 
 
 class _Rules:
@@ -215,11 +215,14 @@ class _Rules:
         for key, part in sorted(properties.items(), key=lambda each: each[0].lower()):
             if part is False and key not in required:
                 continue
-            if not re.fullmatch(_KEY, key):
-                raise self._refused(f"{at}: the key {key!r} cannot stand in a call")
-            written = json.dumps(f"{key}:", ensure_ascii=False)
-            fields.append((f"{written} {self._value(part, f'{at}.{key}')}", key in required))
+            fields.append((f"{self._key(key, at)} {self._value(part, f'{at}.{key}')}", key in required))
         return f'"{{" {self._fields(fields)} "}}"'
+
+    def _key(self, key: str, at: str) -> str:
+        """Returns exactly this key and its colon."""
+        if not re.fullmatch(_KEY, key):
+            raise self._refused(f"{at}: the key {key!r} cannot stand in a call")
+        return json.dumps(f"{key}:", ensure_ascii=False)
 
     def _fields(self, fields: Sequence[tuple[str, bool]]) -> str:
         """Returns fields in order, those that are not required or not, with commas between."""
@@ -236,12 +239,10 @@ class _Rules:
         if isinstance(value, str):
             if MARK in value:
                 raise self._refused(f"{at}: the value {value!r} cannot stand in a call")
-            return f"MARK {json.dumps(value, ensure_ascii=False)} MARK" if value else "MARK MARK"
+            return f"mark {json.dumps(value, ensure_ascii=False)} mark" if value else "mark mark"
         if isinstance(value, Mapping):
             keys = sorted(value, key=str.lower)
-            fields = ' "," '.join(
-                f"{json.dumps(f'{key}:', ensure_ascii=False)} {self._literal(value[key], at)}" for key in keys
-            )
+            fields = ' "," '.join(f"{self._key(key, at)} {self._literal(value[key], at)}" for key in keys)
             return f'"{{" {fields} "}}"'
         if isinstance(value, list):
             items = ' "," '.join(self._literal(item, at) for item in value)

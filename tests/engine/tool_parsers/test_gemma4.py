@@ -163,6 +163,19 @@ def test_the_text_of_a_mark_is_no_mark() -> None:
         assert all(token is not None and matcher.accept(token) for token in tokens) == fits, text
 
 
+@pytest.mark.parametrize("word", ["MARK", "mark", "KEY", "<[276]>", 'a"b', "a\\\\b", "//x", "#", "ä\x1f", "%json {}"])
+def test_words_of_the_grammar_are_text_where_a_schema_has_them(word: str) -> None:
+    properties = {"v": {"enum": [word, {"k": word}]}, "r0": {"type": "integer"}}
+    if not set(word) & set("<{}"):
+        properties[word] = {"const": [word]}
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    arguments: dict[str, Any] = {"v": word, "r0": 1, **({word: [word]} if word in properties else {})}
+    body = plan(schema, strict=True).body
+    assert accepts(body, written(arguments))
+    assert accepts(body, written({**arguments, "v": {"k": word}}))
+    assert not accepts(body, written({**arguments, "v": word + "x"}))
+
+
 def test_what_raw_text_cannot_hold_is_refused_of_strict_tools_and_else_ignored() -> None:
     properties = {"a": {"type": "string", "pattern": "^x"}, "b": {"type": "array", "uniqueItems": True}}
     schema = {"type": "object", "properties": properties, "minProperties": 1}
@@ -179,6 +192,7 @@ def test_what_raw_text_cannot_hold_is_refused_of_strict_tools_and_else_ignored()
     ("schema", "why"),
     [
         ({"properties": {"a:b": {}}}, "the key 'a:b' cannot stand"),
+        ({"properties": {"a": {"const": {"": 1}}}}, "the key '' cannot stand"),
         ({"properties": {"a": {"const": f"x{MARK}"}}}, "cannot stand in a call"),
         ({"properties": {"a": False}, "required": ["a"]}, "no value is valid"),
         ({"properties": {"a": {"type": "string", "enum": [1]}}}, "none of its values"),
