@@ -44,9 +44,11 @@ from engine.model.memory import (
     free_bytes,
     kv_groups,
     spec_of,
+    speculation_of,
     state_slots,
     useful_blocks,
     weight_bytes,
+    with_mtp,
 )
 from engine.model.numerics import Numerics
 from engine.model.quantization.checkpoint import open_weights
@@ -58,6 +60,7 @@ from engine.multimodal.prompt_images import IMAGE
 from engine.multimodal.vision_encoder import VisionEncoder
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.medusa import Medusa, MedusaHeads, is_medusa
+from engine.speculation.mtp import MTP, MTPLayer, blocks_per_draft
 from engine.speculation.proposer import Proposer, plugins
 from engine.speculation.speculator import Speculator
 from engine.speculation.suffix import SuffixProposer
@@ -107,6 +110,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         quantization=config.quantization,
         deterministic=config.deterministic,
     )
+    mtp_layer = _mtp_layer(config, decoder, path, device)
     if decoder.on_gpu and config.max_batch_tokens is None:
         tokens = DETERMINISTIC_STEP_TOKENS if config.deterministic else GPU_STEP_TOKENS
         config = replace(config, max_batch_tokens=tokens)
@@ -134,7 +138,9 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         kv_bytes = blocks * block_bytes(spec, config.block_size, dtype, groups=groups)
         slots = state_slots(config, spec, dtype, kv_bytes)
         # one more of each: the null block, and the state of no tokens
-        kv = KVCache.of(spec, blocks + 1, config.block_size, dtype, device, slots=slots + 1, groups=groups)
+        draft_blocks = config.max_running * blocks_per_draft(config)
+        sizes = (blocks + 1, config.block_size, dtype, device)
+        kv = KVCache.of(spec, *sizes, slots=slots + 1, draft_blocks=draft_blocks, groups=groups)
     else:
         shape = (spec.layers, blocks + 1, config.block_size, spec.kv_heads, spec.head_dim)
         kv = QuantizedCache(*shape, dtype, device, config.kv_dtype, groups=groups)
@@ -162,8 +168,14 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
         )
     runner = _runner(config, decoder, kv, device, max_model_len, images)
-    speculation = config.speculation or ("auto" if device.type == "cpu" else "off")  # not measured elsewhere yet
-    speculator = _speculator(speculation, config, decoder, path, runner, blocks // width, proposers)
+    models = _models(config, decoder, path, runner, blocks // width)
+    if mtp_layer is not None:
+        assert isinstance(kv, KVCache) and isinstance(runner, ModelRunner), "see `_mtp_layer`"
+        mtp = MTP.of(mtp_layer, kv, config, blocks + 1)
+        runner.follow(mtp.ran)
+        models.insert(0, mtp)
+    speculation = speculation_of(config, device)
+    speculator = _speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models)
     core = EngineCore(
         config,
         runner,
@@ -200,36 +212,60 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     )
 
 
-def _speculator(
-    speculation: str,
-    config: EngineConfig,
-    decoder: Decoder,
-    path: Path,
-    runner: Runner,
-    blocks: int,
-    more: Sequence[Proposer],
-) -> Speculator:
-    """Returns the proposers of a core, in the order in which they are asked. Those that need no model are always
-    there: a span may ask for them.
+def _mtp_layer(config: EngineConfig, decoder: Decoder, path: Path, device: torch.device) -> MTPLayer | None:
+    """Loads the checkpoint's layer of multi-token prediction, where drafts by it are wanted, and tells the decoder's
+    architecture of it.
 
     Raises:
-        CheckpointError, UnsupportedArchitecture: of the draft model.
-        InvalidParameter: the draft model does not fit, or no proposer has the configured name.
+        CheckpointError: `speculation` names it, and its tensors are not those of such a layer.
     """
-    proposers: list[Proposer] = [*more, *plugins(), SuffixProposer(), *_models(config, decoder, path, runner, blocks)]
-    proposers.append(SuffixProposer("ngram", 2, pooled=False))
+    spec = with_mtp(spec_of(path), config, path, device)
+    if not spec.mtp_layers or decoder.on_gpu or config.kv_dtype != "auto":
+        return None
+    try:
+        layer = MTPLayer.load(path, decoder)
+    except CheckpointError as error:
+        if config.speculation == "mtp":
+            raise
+        log.warning("nothing is drafted by multi-token prediction: %s", error)
+        return None
+    decoder.spec = replace(decoder.spec, mtp_layers=spec.mtp_layers)
+    return layer
+
+
+_HINTS = {  # of proposers that not every engine has
+    "draft": "; draft and medusa come with draft_model",
+    "medusa": "; draft and medusa come with draft_model",
+    "mtp": "; mtp comes with a checkpoint that has one layer of multi-token prediction (mtp.*)",
+}
+
+
+def _speculator(
+    speculation: str, config: EngineConfig, vocab_size: int, more: Sequence[Proposer], models: Sequence[Proposer]
+) -> Speculator:
+    """Returns the proposers of a core, in the order in which they are asked: `more`, those that need no model, which a
+    span may always ask for, and `models` between them.
+
+    Raises:
+        InvalidParameter: no proposer has the configured name.
+    """
+    proposers = [*more, SuffixProposer(), *models, SuffixProposer("ngram", 2, pooled=False)]
     names = [each.name for each in proposers]
     if speculation not in ("off", "auto", *names):
-        accepted = ", ".join(("off", "auto", *names))
-        hint = "; draft and medusa come with draft_model" if speculation in ("draft", "medusa") else ""
+        accepted, hint = ", ".join(("off", "auto", *names)), _HINTS.get(speculation, "")
         message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
         raise InvalidParameter("speculation", message)
     order = {"off": [], "auto": names}.get(speculation, [speculation])
-    return Speculator(proposers, order, config.speculation_tokens, decoder.spec.vocab_size)
+    return Speculator(proposers, order, config.speculation_tokens, vocab_size)
 
 
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:
-    """Loads the draft model or the Medusa heads that are configured, or the heads that the model's own files name."""
+    """Loads the draft model or the Medusa heads that are configured, or the heads that the model's own files name.
+
+    Raises:
+        CheckpointError, UnsupportedArchitecture: of the draft model.
+        InvalidParameter: the draft model does not fit.
+    """
     reads_states = isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
     if config.draft_model is None:
         heads = _own_heads(path) if reads_states and config.speculation != "off" else None

@@ -30,7 +30,7 @@ class Markers:
 
     In Harmony (gpt-oss) thinking and answer are messages of two channels: a header follows each marker, and the end of
     the answer's message is the answer's end. Where a call may stand in place of the answer, its header ends with the
-    opening of a channel, `unnamed_header`: the layout of calls has the rest.
+    opening of a channel, `unnamed_header`: the layout of calls has the rest. In Gemma 4 thinking alone has a header.
     """
 
     opening: int
@@ -45,6 +45,9 @@ class Markers:
         opening, closing = tokenizer.token_id("<think>"), tokenizer.token_id("</think>")
         if opening is not None and closing is not None:
             return cls(opening, closing)
+        opening, closing = tokenizer.token_id("<|channel>"), tokenizer.token_id("<channel|>")
+        if opening is not None and closing is not None:
+            return cls(opening, closing, tuple(tokenizer.encode("thought\n")))
         opening, closing = tokenizer.token_id("<|channel|>"), tokenizer.token_id("<|end|>")
         if opening is None or closing is None or tokenizer.token_id("<|message|>") is None:
             return None
@@ -70,7 +73,7 @@ class Markers:
 
     def left_open(self, prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
         """Returns whether the prompt itself ends by opening the thinking, as some chat templates do."""
-        if self.answer_header:
+        if self.thinking_header:
             return _ends_with(prompt, self.with_header(self.opening))
         return self._at_the_end(prompt, tokenizer) == self.opening
 
@@ -94,7 +97,7 @@ def _ends_with(prompt: Sequence[int], end: Sequence[int]) -> bool:
 
 def empty_thinking(tokenizer: Tokenizer, markers: Markers, *, opened: bool) -> list[int]:
     """Tokens after a prompt that close the thinking before any of it is written."""
-    if markers.answer_header:
+    if markers.thinking_header:
         return [*([] if opened else markers.with_header(markers.opening)), *markers.with_header(markers.closing)]
     breaks = tokenizer.encode("\n\n")
     return [*([] if opened else [markers.opening]), *breaks, markers.closing, *breaks]

@@ -57,6 +57,34 @@ def write_harmony_checkpoint(path: Path) -> Path:
     return _write_model(path, tokenizer, table, HARMONY_TEMPLATE, end="<|return|>")
 
 
+# Gemma 4's dialect. Where nothing closes its thinking this model thinks "abc", and each of its answers is "xy".
+GEMMA4 = ("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_response>", "<tool_response|>")
+GEMMA4_TEMPLATE = """\
+{%- for m in messages %}{% if m['role'] == 'tool' %}<|tool_response>response:
+{{- m['name'] }}{{ m['content'] }}<tool_response|>
+{%- elif m.get('tool_calls') %}<|turn>model
+{% if loop.last %}<|tool_response>{% endif %}
+{%- else %}<|turn>{{ m['role'] }}
+{{ m['content'] }}<turn|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt and messages[-1]['role'] != 'tool' %}<|turn>model
+{% if not enable_thinking %}<|channel>thought
+<channel|>{% endif %}{% endif %}"""
+
+
+def write_gemma4_checkpoint(path: Path) -> Path:
+    """Write a model that thinks as Gemma 4 does into `path`, which is made if need be."""
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = byte_tokenizer(GEMMA4)
+    vocab = tokenizer.get_vocab()
+    table = torch.full((len(vocab), len(vocab)), -20.0)
+    newline = "Ċ"
+    for chain in ([newline, "<|channel>", "a", "b", "c", "<channel|>", "x", "y", "<turn|>"], ["<tool_response|>", "x"]):
+        for last, following in itertools.pairwise(chain):
+            table[vocab[following], vocab[last]] = 20.0
+    return _write_model(path, tokenizer, table, GEMMA4_TEMPLATE, end="<turn|>")
+
+
 def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     """Write the model into `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)

@@ -154,8 +154,9 @@ class EngineSettings(BaseModel):
     speculation: str | None = setting(
         None,
         "the [speculative decoding](speculation.md) of answers: the proposer of drafts, `auto` or `off`",
-        more="`suffix`, `ngram`, `draft` or `medusa` with `draft_model`, or a plugin's. A request may ask for another",
-        accepts="auto, off, or a proposer: suffix or ngram, with draft_model also draft or medusa",
+        more="`suffix`, `ngram`, `mtp` of a checkpoint that has it, `draft` or `medusa` with `draft_model`, or a "
+        "plugin's. A request may ask for another",
+        accepts="auto, off, or a proposer: suffix or ngram, some models' mtp, with draft_model also draft or medusa",
         unset="on a CPU `auto`, on a GPU `off`",
         min_length=1,
     )

@@ -13,6 +13,8 @@ from pydantic import BaseModel, field_validator
 from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated, setting
 from app.config.remote_settings import RemoteSettings
 
+ToolParserName = Literal["auto", "hermes", "llama3_json", "llama4_json", "qwen3_coder", "mistral", "harmony", "gemma4"]
+
 
 class ModelSettings(BaseModel):
     model: str = setting(
@@ -62,12 +64,12 @@ class ModelSettings(BaseModel):
         ge=0,
         allow_inf_nan=False,
     )
-    tool_call_parser: Literal["auto", "hermes", "llama3_json", "qwen3_coder", "mistral", "harmony"] = setting(
+    tool_call_parser: ToolParserName = setting(
         "auto",
         "the format of the first model's tool calls",
-        more="`hermes`, `llama3_json`, `qwen3_coder`, `mistral` or `harmony`; `auto` takes it from the chat template, "
-        "see [structured output](structured-output.md#tool-call-parsers)",
-        accepts="auto, hermes, llama3_json, qwen3_coder, mistral or harmony",
+        more="`hermes`, `llama3_json`, `llama4_json`, `qwen3_coder`, `mistral`, `harmony` or `gemma4`; `auto` takes it "
+        "from the chat template, see [structured output](structured-output.md#tool-call-parsers)",
+        accepts="auto, hermes, llama3_json, llama4_json, qwen3_coder, mistral, harmony or gemma4",
     )
 
     @field_validator("models", mode="before")

@@ -53,7 +53,7 @@ class EngineCore:
         config: EngineConfig,
         runner: Runner,
         pool: BlockPool,
-        make_decoder: Callable[[], Utf8Decoder],
+        make_decoder: Callable[..., Utf8Decoder],
         eos: Sequence[int],
         secret: bytes,
         clock: Callable[[], float] = time.monotonic,

@@ -43,7 +43,8 @@ def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0, draft: tupl
 
 
 class SpanState:
-    """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser.
+    """Advances spans; `eos` are the model's end-of-sequence ids, `make_decoder` gives a fresh detokeniser, with
+    `skip_special=False` one that shows special tokens.
 
     A token is taken in two parts. `take` does the part that the next step depends on: the sequence grows, and the span
     may end by the token's id, a repetition or its length. `outputs` does the rest, and may be called while the next
@@ -51,7 +52,7 @@ class SpanState:
     at once.
     """
 
-    def __init__(self, make_decoder: Callable[[], Utf8Decoder], eos: frozenset[int]) -> None:
+    def __init__(self, make_decoder: Callable[..., Utf8Decoder], eos: frozenset[int]) -> None:
         self._make_decoder = make_decoder
         self._eos = eos
 
@@ -204,11 +205,13 @@ class SpanState:
         return [*before, _output(job, (token,), text, logprobs)]
 
     def _begin_section(self, before: list[int], job: SpanJob, kind: Kind) -> None:
-        decoder = self._make_decoder()
+        layout = None if job.span.constraint is None else job.span.constraint.layout
+        shown = kind == "body" and layout is not None and layout.shows_control
+        decoder = self._make_decoder(skip_special=False) if shown else self._make_decoder()
         decoder.push(before)
         if job.section:  # no character reaches over a marker
             decoder.flush()
-        marked = job.span.constraint is not None and job.span.constraint.layout.begin is not None
+        marked = layout is not None and layout.begin is not None
         stops = kind == "text" or (kind == "body" and not marked)
         job.text = SpanText(decoder, job.span.stop if stops else ())
         job.kind = kind

@@ -25,7 +25,7 @@ _CONSTRAINTS: dict[str, type[spec.Constraint]] = {
     kind.__name__: kind
     for kind in (
         spec.Literal, spec.JsonSchema, spec.Regex, spec.Grammar, spec.Until, spec.Sequence, spec.OneOf, spec.Optional,
-        spec.Repeat, spec.Substring,
+        spec.Repeat, spec.Substring, spec.ControlToken,
     )
 }  # fmt: skip
 _hints = get_type_hints(Span)
@@ -160,7 +160,7 @@ def _part(part: Plain) -> Plain:
         return part
     if part and isinstance(part[0], str):
         return _constraint(part)
-    return tuple(map(_constraint, part))
+    return tuple(each if isinstance(each, int) else _constraint(each) for each in part)
 
 
 def failure(error: errors.EngineError) -> Failure:

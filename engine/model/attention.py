@@ -102,7 +102,7 @@ class AttentionPlan:
         self._block_size = kv.block_size
         self._scratch = scratch or Scratch()
         self._group_heads = group_heads
-        self._maskless = maskless
+        self._maskless = maskless and not batch.first_key
         self._longest = max(batch.context_lens)
         self._on_cpu = kv.device.type == "cpu"
         # reading block tables from a device would wait for it, so runs of neighbours are found on the CPU only
@@ -223,6 +223,8 @@ class AttentionPlan:
             offsets = torch.tensor([row.first * self._block_size for row in rows], device=device)
             key = key + offsets[:, None, None]
         hidden = key > query
+        if self.batch.first_key:
+            hidden |= key < self.batch.first_key
         if window is not None:
             hidden |= key < self.first_key(query, window)
         mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=device).masked_fill_(hidden, float("-inf"))
@@ -439,7 +441,7 @@ def reference(
         keys, values = rows if latent is None else _expanded(rows[0, :, 0], latent)
         for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
             position = int(batch.positions[token])
-            first = 0 if window is None else max(0, plan.first_key(position, window))
+            first = batch.first_key if window is None else max(batch.first_key, plan.first_key(position, window))
             for head in range(query.shape[1]):
                 k, v = keys[first : position + 1, head // shared], values[first : position + 1, head // shared]
                 scores = k @ query[token, head].float() * scale

@@ -53,6 +53,7 @@ class Batch:
     within: slice | None = None  # the tokens that advance states, where others pad a lone row
     features: Features | None = None
     windowed: tuple[tuple[Tensor, Tensor], ...] = ()  # the block tables and slots of each windowed K/V group
+    first_key: int = 0  # no token attends to positions before it; on torch's layers alone
 
     def of_table(self, table: int) -> Batch:
         """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
@@ -81,7 +82,8 @@ class KVCache(BlockTensors):
     and offloaded at any token, as K/V is; it takes more memory than the state of the last tokens alone would. Layers
     with `global_heads` have a tensor of their own, too. A layer that does none of this, or reads the keys and values of
     another one (`shared_kv`), has no part of a block: the `states` of recurrent layers have slots of their own. With
-    `groups` a block has `groups.layers` layers, and each group's blocks are other ones.
+    `groups` a block has `groups.layers` layers, and each group's blocks are other ones. `mtp` is the cache of layers of
+    multi-token prediction: its first blocks are parts of these blocks.
     """
 
     in_place = True  # attention may read blocks in place
@@ -104,10 +106,12 @@ class KVCache(BlockTensors):
         without_blocks: tuple[int, ...] = (),
         states: RecurrentStates | None = None,
         groups: KVGroups | None = None,
+        mtp: KVCache | None = None,
     ) -> None:
         self.block_size = block_size
         self.states = states
         self.groups = groups
+        self.mtp = mtp
         shared_kv = shared_kv or {}
         kinds = [(2 - latent, kv_heads, head_dim)]
         kind_of = {index: 0 for index in range(layers) if index not in without_blocks}
@@ -130,6 +134,7 @@ class KVCache(BlockTensors):
                 zeros(len(these), parts, blocks, block_size, heads, width, dtype=dtype, device=device)
                 for these, (parts, heads, width) in zip(own, kinds, strict=True)
             ]
+            + ([] if mtp is None else mtp.tensors)
         )
         self.data = self._tensors[0]
 
@@ -143,12 +148,18 @@ class KVCache(BlockTensors):
         device: torch.device | str,
         *,
         slots: int = 1,
+        draft_blocks: int = 0,
         groups: KVGroups | None = None,
     ) -> KVCache:
         """Returns the cache of a model; its first block is the null block, and the first of its `slots` of recurrent
-        states the state of no tokens. With `groups` a block is of one K/V group."""
+        states the state of no tokens. Layers of multi-token prediction have `draft_blocks` behind the others. With
+        `groups` a block is of one K/V group."""
         shape = (spec.layers, blocks, block_size, spec.kv_heads, spec.head_dim)
         with_blocks = {*spec.attending_layers, *spec.conv_layers}
+        mtp = None
+        if spec.mtp_layers:
+            of_mtp = (spec.mtp_layers, blocks + draft_blocks, block_size, spec.kv_heads, spec.head_dim)
+            mtp = cls(*of_mtp, dtype, device)
         return cls(
             *shape,
             dtype,
@@ -161,6 +172,7 @@ class KVCache(BlockTensors):
             without_blocks=tuple(index for index in range(spec.layers) if index not in with_blocks),
             states=RecurrentStates(spec, slots, dtype, device) if spec.recurrent_layers else None,
             groups=groups,
+            mtp=mtp,
         )
 
     @property
@@ -173,7 +185,7 @@ class KVCache(BlockTensors):
         """Returns each layer's (2, blocks, block_size, kv_heads, head_dim): keys, then values; (1, ...) of latents. A
         convolution's has one head of half of its width. A layer that reads another one's has the same tensor. Layers
         that do neither are left out: see `states`."""
-        parts = [part.unbind(0) for part in self._tensors]
+        parts = [part.unbind(0) for part in self._tensors]  # of `mtp`, too, which no place names
         return [parts[at][place] for at, place in self._places]
 
     @cached_property

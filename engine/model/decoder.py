@@ -40,6 +40,8 @@ from engine.model.rope import Rotation, rotate_
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 # By K/V heads, their width, and the block table of their K/V group: the windows of layers with those.
 Windows = dict[tuple[int, int, int], dict[int | None, None]]
+Keep = Callable[[Tensor], None]
+Turns = tuple[Tensor, Tensor]  # the rotations of queries and of keys
 
 
 class Decoder:
@@ -99,10 +101,12 @@ class Decoder:
             of_layers = spec.per_layer_input, names.root, len(spec.windows)
             self._inputs = LayerInputs.read(read, *of_layers, spec.hidden_size)
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
-        if tiled and spec.experts is not None and spec.experts.gate is None and spec.gated_mlp:
+        gated = spec.experts is not None and spec.experts.gate is None and spec.gated_mlp
+        self.experts_in_one_call = tiled and gated
+        if self.experts_in_one_call:
             self._layers = native_layers.with_experts(spec, self._layers)
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
-        self.lm_head, self.pack = read.head(self._embedding), packing.plain
+        self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
         limits = limits_for(spec, device, deterministic=deterministic)
@@ -131,14 +135,18 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, batch: Batch, kv: KVCache | QuantizedCache, keep: Callable[[Tensor], None] | None = None
+        self, batch: Batch, kv: KVCache | QuantizedCache, keep: Keep | None = None, keep_all: Keep | None = None
     ) -> Tensor:
-        """Runs one step, writing its K/V to the cache. `keep` takes the final-normed states behind the logits.
+        """Runs one step, writing its K/V to the cache. `keep` takes the final-normed states behind the logits, and
+        `keep_all` those of all tokens.
 
         Returns:
             Logits after the tokens at `batch.logits_at`: (len(logits_at), vocab) float32.
         """
-        states = self._run(batch, kv).index_select(0, batch.logits_at)
+        states = self._run(batch, kv)
+        if keep_all is not None:
+            keep_all(self._norm(states))
+        states = states.index_select(0, batch.logits_at)
         if keep is not None:
             keep(self._norm(states))
         return self.logits(states)
@@ -249,7 +257,8 @@ class Decoder:
         }
         caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
         states = iter(() if kv.states is None else kv.states.layers())
-        recurrent = self._recurrent_plan(batch) if spec.recurrent_layers else None
+        recurs = any(layer.recurrent is not None for layer in layers)
+        recurrent = self._recurrent_plan(batch) if recurs else None
         earlier = earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for index, layer in enumerate(layers):
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
@@ -279,6 +288,14 @@ class Decoder:
             if layer.scale != 1.0:
                 x.mul_(layer.scale)
 
+    @torch.inference_mode()
+    def write_kv(self, layer: Layer, x: Tensor, batch: Batch, cache: Tensor) -> None:
+        """Writes the K/V of `x` (tokens, hidden) in an attending layer on torch, and computes nothing else of it."""
+        assert layer.attention_pre_norm is not None, "of the layers that are read beside a model"
+        rotations, of_queries = self._rotations_at(batch.positions)
+        turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
+        self._place(layer, layer.attention_pre_norm(x), cache, batch, turns)
+
     def _recurrent_plan(self, batch: Batch) -> RecurrentPlan:
         rows = (batch.query_starts, batch.context_lens, batch.states, batch.within)
         return RecurrentPlan(*rows, batch.positions.device, stepwise=self._stepwise)
@@ -297,7 +314,23 @@ class Decoder:
         `turns` are the rotations of queries and keys, the same tensor where they do not differ.
         """
         spec = self.spec
-        heads, kv_heads, width = spec.heads, *_heads(cache)
+        queries, gates = self._place(layer, normed, cache, plan.batch, turns)
+        window, scale, softcap = layer.window, spec.attention_scale, spec.attention_softcap
+        attended = self._attend(queries, cache, plan, window=window, scale=scale, softcap=softcap, sinks=layer.sinks)
+        attended = attended.flatten(1)
+        if spec.gated_attention:
+            attended = attended * gates.sigmoid()
+        out = layer.o(attended)
+        if layer.attention_post_norm is not None:
+            out = layer.attention_post_norm(out)
+        x.add_(out, alpha=spec.residual_multiplier * spec.attention_multiplier)
+
+    def _place(
+        self, layer: Layer, normed: Tensor, cache: Tensor | QuantizedLayer, batch: Batch, turns: Turns | None
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the layer's K/V of `normed`. Returns the queries (tokens, heads, head_dim), as the cache wants them,
+        and their gates (tokens, heads * head_dim), where attention is gated."""
+        heads, kv_heads, width = self.spec.heads, *_heads(cache)
         joined = layer.qkv(normed)
         qkv = joined[:, : (heads + 2 * kv_heads) * width].unflatten(1, (-1, width))
         qk = qkv[:, : heads + kv_heads]
@@ -319,26 +352,11 @@ class Decoder:
             row, side = joined.shape[1], kv_heads * width
             new = joined.as_strided((2, len(joined), kv_heads, width), (side, row, width, 1), heads * width)
             if isinstance(cache, QuantizedLayer):
-                cache.store(plan.batch.slots, new)
+                cache.store(batch.slots, new)
                 queries = cache.of_queries(queries)
             else:
-                cache.view(2, -1, kv_heads, width).index_copy_(1, plan.batch.slots, new)
-        attended = self._attend(
-            queries,
-            cache,
-            plan,
-            window=layer.window,
-            scale=spec.attention_scale,
-            softcap=spec.attention_softcap,
-            sinks=layer.sinks,
-        )
-        attended = attended.flatten(1)
-        if spec.gated_attention:
-            attended = attended * joined[:, -heads * width :].sigmoid()
-        out = layer.o(attended)
-        if layer.attention_post_norm is not None:
-            out = layer.attention_post_norm(out)
-        x.add_(out, alpha=spec.residual_multiplier * spec.attention_multiplier)
+                cache.view(2, -1, kv_heads, width).index_copy_(1, batch.slots, new)
+        return queries, joined[:, -heads * width :]
 
     def _latent_attention(
         self,
@@ -460,7 +478,8 @@ def load_decoder(
     """
     config = read_config(path)
     family = family_of(config)
-    spec, names = family.spec(config), family.names(config)
+    # layers of multi-token prediction are read apart, see `engine.speculation.mtp`
+    spec, names = replace(family.spec(config), mtp_layers=0), family.names(config)
     if max_model_len is not None and max_model_len > spec.max_position_embeddings:
         raise CheckpointError(
             f"max_model_len is {max_model_len}, but {path.name} supports at most "

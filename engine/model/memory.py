@@ -27,6 +27,7 @@ from engine.model.native_layers import INT4_GROUP
 from engine.model.quantization.checkpoint import open_weights, quantization_of, read_config
 from engine.model.recurrent.states import state_bytes
 
+MTP_PROJECTION = "mtp.fc.weight"  # (hidden, 2 * hidden), of a checkpoint with multi-token prediction
 MEMINFO = Path("/proc/meminfo")
 MAX_LEN_BY_DEFAULT = 32_768  # tokens of context
 
@@ -76,6 +77,7 @@ def block_bytes(
         token += parts * heads * (width * dtype.itemsize if kv_dtype == "auto" else head_bytes(width, kv_dtype))
     if groups is not None:  # whose layers are all alike
         token = token // spec.layers * groups.layers
+    token += spec.mtp_layers * 2 * spec.kv_heads * spec.head_dim * dtype.itemsize
     return token * block_size
 
 
@@ -155,6 +157,18 @@ def _on_x86_kernels(config: EngineConfig, spec: ModelSpec) -> bool:
     return whole and ours and platform.machine() == "x86_64"
 
 
+def speculation_of(config: EngineConfig, device: torch.device) -> str:
+    """Returns the configured proposer, `auto` or `off`. Without a setting drafts are made where they were measured."""
+    return config.speculation or ("auto" if device.type == "cpu" else "off")
+
+
+def with_mtp(spec: ModelSpec, config: EngineConfig, path: Path, device: torch.device) -> ModelSpec:
+    """Returns the architecture with its layer of multi-token prediction where the checkpoint's files have that and
+    drafts by it are wanted; else without. Raises CheckpointError."""
+    wanted = spec.mtp_layers and speculation_of(config, device) in ("auto", "mtp")
+    return spec if wanted and MTP_PROJECTION in open_weights(path).names() else replace(spec, mtp_layers=0)
+
+
 def spec_of(path: Path) -> ModelSpec:
     """Reads the architecture of a checkpoint. Raises CheckpointError, UnsupportedArchitecture."""
     json = read_config(path)
@@ -185,7 +199,7 @@ def needs_of(config: EngineConfig) -> Needs:
         InvalidParameter: the device is not there.
     """
     device, path = find_device(config.device), resolve(config.model)
-    spec = spec_of(path)
+    spec = with_mtp(spec_of(path), config, path, device)
     dtype = find_dtype(config, device, spec)
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     groups = kv_groups(config, spec, dtype, device, length)

@@ -252,6 +252,7 @@ class ModelSpec:
     mlp_widths: tuple[int, ...] = ()  # of each layer, where they are not all `intermediate_size`
     per_layer_input: PerLayerInput | None = None
     layer_scales: bool = False  # each layer multiplies the hidden states by a number of its own at its end
+    mtp_layers: int = 0  # layers of multi-token prediction, which attend; of a loaded model those that draft
 
     @property
     def attending_layers(self) -> tuple[int, ...]:

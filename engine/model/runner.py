@@ -208,6 +208,7 @@ class ModelRunner:
         self._kv = kv
         self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
         self._keep: Callable[[Tensor], None] | None = None
+        self._follow: Callable[[Step, Batch, Tensor], None] | None = None
 
     def keep_states(self, keep: Callable[[Tensor], None]) -> None:
         """Hands the final-normed states behind each step's logits, (rows, hidden), to `keep`.
@@ -219,11 +220,26 @@ class ModelRunner:
             raise ValueError("a deterministic runner of torch's layers has no states of a whole step")
         self._keep = keep
 
+    def follow(self, ran: Callable[[Step, Batch, Tensor], None]) -> None:
+        """Hands each step and its batch, once it ran, with the final-normed states of all its tokens, (tokens, hidden),
+        to `ran`."""
+        self._follow = ran
+
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
         if self._kv.states is not None:
             self._kv.states.copy_blocks([row.state_copy for row in step.rows if row.state_copy is not None])
         batch = self._batching.make(step)
+        states: list[Tensor] = []  # of all tokens, in order
+
+        def tile(of: Batch, kv: KVCache | QuantizedCache) -> Tensor:
+            return self._decoder.forward(of, kv, keep_all=lambda each: states.append(each[of.within]))
+
         if self._tilewise:
-            return tilewise(self._decoder.forward, batch, self._kv)
-        return self._decoder.forward(batch, self._kv, self._keep)
+            logits = tilewise(self._decoder.forward if self._follow is None else tile, batch, self._kv)
+        else:
+            keep_all = None if self._follow is None else states.append
+            logits = self._decoder.forward(batch, self._kv, self._keep, keep_all)
+        if self._follow is not None:
+            self._follow(step, batch, torch.cat(states))
+        return logits

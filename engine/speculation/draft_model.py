@@ -33,6 +33,7 @@ from engine.model.runner import ModelRunner, Runner
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 
 MIN_TEMPERATURE = 0.1  # for probabilities: below it a token's is all or nothing
+MIN_SURVIVAL = 0.05  # probability that all of a draft is right, below which no token is added
 READ = 512  # tokens that the draft model catches up with in a step; a longer prompt takes several
 
 
@@ -129,9 +130,8 @@ class DraftModel(Proposer):
             logits = self._runner.run(Step(rows, sum(row.count for row in rows)))
             ready = [each for each in drafting if self._ran(each.shadow, rows)]
             self._sample(ready, logits)
-            drafting = [
-                each for each in ready if len(each.tokens) < each.budget and each.alive >= max(0.05, min_confidence)
-            ]
+            least = max(MIN_SURVIVAL, min_confidence)
+            drafting = [each for each in ready if len(each.tokens) < each.budget and each.alive >= least]
         drafts = {id: DraftTokens(each.tokens, each.confidence) for id, each in found.items()}
         return [drafts.get(seq.id, NOTHING) for seq, _ in asked]
 

@@ -26,7 +26,7 @@ class Layout:
     as `begin` may be a token of text. `breaks` are tokens that may stand, at most two in a row, before the first
     section, around thinking and between sections, and belong to no text. `think` are the tokens that open and close
     thinking; `thinking` says that the span begins inside it, `begun` that the answer has a section already, in an
-    earlier span.
+    earlier span. With `shows_control`, control tokens within a body are part of its text, as they are spelt.
 
     Raises:
         ValueError: `end`, `several`, `openers` or a header are given where they have no effect, or text and sections
@@ -44,6 +44,7 @@ class Layout:
     think: tuple[int, int] | None = None
     thinking: bool = False
     begun: bool = False
+    shows_control: bool = False
 
     def __post_init__(self) -> None:
         if self.end is not None and self.begin is None:

@@ -107,8 +107,8 @@ def lark(constraint: Constraint) -> str:
         match part:
             case spec.JsonSchema(source, compact):
                 return named("json", ": %json " + schema_gate.for_guidance(source, compact=compact))
-            case spec.Grammar(source):
-                _check_grammar(source)
+            case spec.Grammar(source, control):
+                _check_grammar(source, control)
                 return named("inner", ": %lark {\n" + source + "\n}")
             case spec.Substring(text, least, most):
                 lengths = f"{least - 1},{most - 1}"
@@ -159,8 +159,11 @@ def _flat(parts: Iterable[Constraint]) -> Iterator[Constraint]:
 _NO_TOKENS = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?:[^/\\\n]|\\.)+/')
 
 
-def _check_grammar(source: str) -> None:
-    if "<" in _NO_TOKENS.sub(" ", source):
+def _check_grammar(source: str, control: Iterable[int]) -> None:
+    outside = _NO_TOKENS.sub(" ", source)
+    for id in control:
+        outside = outside.replace(f"<[{id}]>", "")
+    if "<" in outside:
         raise ConstraintRefused(["grammar: it refers to a token (<…>); only text can be held"])
 
 

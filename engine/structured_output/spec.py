@@ -46,9 +46,11 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Text of a context-free grammar in Lark's notation, from its rule `start`."""
+    """Text of a context-free grammar in Lark's notation, from its rule `start`. `control` are the ids of control tokens
+    that it refers to, as `<[id]>`."""
 
     source: str
+    control: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

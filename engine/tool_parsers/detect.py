@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from engine.errors import CheckpointError, InvalidParameter
 from engine.tool_parsers.base import Tokens, ToolParser
-from engine.tool_parsers.json_formats import CALLS, Harmony, Hermes, Llama3Json, Mistral
+from engine.tool_parsers.gemma4 import Gemma4
+from engine.tool_parsers.json_formats import CALLS, Harmony, Hermes, Llama3Json, Llama4Json, Mistral
 from engine.tool_parsers.qwen3_coder import Qwen3Coder
 
 # Marks of each tool parser in the source of a template; quotes may be escaped there. The first that fits counts:
@@ -15,9 +16,11 @@ from engine.tool_parsers.qwen3_coder import Qwen3Coder
 _KINDS = (
     (Qwen3Coder, ("<tool_call>", "<function=", "<parameter=")),
     (Hermes, ("<tool_call>", r'\\?"arguments\\?":')),
+    (Gemma4, (r"<\|tool_call>", r"call:", r'<\|\\?"\|>')),
     (Harmony, (r"<\|channel\|>", "commentary", r"functions\.")),
     (Mistral, (r"\[TOOL_CALLS\]",)),
     (Llama3Json, (r"<\|start_header_id\|>", r'\{\\?"name\\?":', r'\\?"parameters\\?":')),
+    (Llama4Json, (r"<\|header_start\|>", r'\{\\?"name\\?":', r'\\?"parameters\\?":')),
 )
 TOOL_PARSERS = tuple(kind.name for kind, _ in _KINDS)
 

@@ -28,6 +28,11 @@ def one_call() -> Body:
     return Body(_single)
 
 
+def calls_in_a_row() -> Body:
+    """A parser of bodies that are calls with nothing, or white space, between them."""
+    return Body(_row)
+
+
 def list_of_calls() -> Body:
     """A parser of bodies that are a JSON array of calls. An empty one is malformed."""
     return Body(_list)
@@ -74,6 +79,13 @@ def _single(body: Body) -> Reading[None]:
         raise NotACall
     yield from _Element(body).read("{")
     yield from only_space()
+
+
+def _row(body: Body) -> Reading[None]:
+    while True:
+        if (yield from nonspace()) != "{":
+            raise NotACall
+        yield from _Element(body).read("{")
 
 
 def _list(body: Body) -> Reading[None]:

@@ -1,10 +1,12 @@
-"""Tool parsers of the formats whose calls are JSON: Hermes, Llama 3 and Mistral.
+"""Tool parsers of the formats whose calls are JSON: Hermes, Llama 3 and 4, and Mistral.
 
 - Hermes (also Qwen 2.5 and 3, SmolLM3, our own models): between `<tool_call>` and `</tool_call>`, on a line of its own,
   `{"name": "get_weather", "arguments": {"city": "Paris"}}`.
 - Llama 3: an answer that is a call is nothing but one such object, with `parameters` for the arguments; the token
   `<|python_tag|>` may stand before it. There is never more than one call. As the object has no marker, an answer in
   free text may not begin with a brace, with or without white space in the same token.
+- Llama 4: the same, but several objects may follow each other with nothing between, and the tokens `<|python_start|>`
+  and `<|python_end|>` may stand before them.
 - Mistral: the token `[TOOL_CALLS]`, then a JSON array of calls to the end of the answer. Later models write each call
   as `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`, and some of them an id after the name,
   `[CALL_ID]` and nine letters or digits. Their chat template says which.
@@ -21,7 +23,7 @@ from collections.abc import Sequence, Set
 from engine.structured_output.layout import Layout
 from engine.structured_output.spec import Constraint, ControlToken, Literal, Optional, Regex, Repeat, sequence
 from engine.tool_parsers.base import BEGIN, END, Sections, Tokens, ToolPlan, arguments, offered, one_of
-from engine.tool_parsers.json_calls import list_of_calls, named_call, one_call
+from engine.tool_parsers.json_calls import calls_in_a_row, list_of_calls, named_call, one_call
 from engine.tool_parsers.tools import Named, ToolChoice, ToolSpec
 
 
@@ -49,10 +51,10 @@ PYTHON_TAG = "<|python_tag|>"
 class Llama3Json:
     name = "llama3_json"
     tokens = ()
+    before: tuple[str, ...] = (PYTHON_TAG,)  # tokens that may stand before a call
 
     def __init__(self, tokens: Tokens) -> None:
-        tag = tokens.token_id(PYTHON_TAG)
-        self._breaks = frozenset() if tag is None else frozenset({tag})
+        self._breaks = frozenset(id for tag in self.before if (id := tokens.token_id(tag)) is not None)
         self._openers = frozenset(
             id
             for id in range(tokens.vocab_size)
@@ -70,6 +72,23 @@ class Llama3Json:
         free = choice == "auto"
         layout = Layout(free=free, openers=self._openers if free else frozenset(), breaks=self._breaks)
         return ToolPlan(layout, one_of(bodies), one_call)
+
+
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+
+
+class Llama4Json(Llama3Json):
+    name = "llama4_json"
+    before = (PYTHON_START, PYTHON_END)
+
+    def plan(
+        self, tools: Sequence[ToolSpec], choice: ToolChoice, parallel: bool = True, loose: Set[str] = frozenset()
+    ) -> ToolPlan:
+        """See `ToolParser`."""
+        plan = super().plan(tools, choice, parallel, loose)
+        if not parallel or isinstance(choice, Named):
+            return plan
+        return ToolPlan(plan.layout, Repeat(plan.body, ""), calls_in_a_row)
 
 
 CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"

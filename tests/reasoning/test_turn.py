@@ -178,9 +178,11 @@ def test_a_call_is_known_by_its_name_before_its_arguments_end(name: str) -> None
         tool_parser(name).plan([ToolSpec("add", parameters={"properties": {"a": {"type": "string"}}})], "auto").parser
     )
     written = {
+        "gemma4": 'call:add{a:<|"|>x',
         "harmony": ' to=functions.add json{"a": "x',
         "hermes": '\n{"name": "add", "arguments": {"a": "x',
         "llama3_json": '{"name": "add", "parameters": {"a": "x',
+        "llama4_json": '{"name": "add", "parameters": {"a": "x',
         "mistral": '[{"name": "add", "arguments": {"a": "x',
         "qwen3_coder": "\n<function=add>\n<parameter=a>\nx",
     }[name]

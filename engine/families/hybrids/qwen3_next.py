@@ -1,8 +1,8 @@
 """Qwen3-Next, and Qwen3.5 dense and with experts: Gated DeltaNet in most layers, gated attention in the others.
 
 A quarter of each attending head rotates; norms are stored less one. Beside the experts is one that every token takes.
-The text part of a Qwen3.5 checkpoint with vision is run, its images are not; heads for several tokens (`mtp.`) are left
-alone.
+The text part of a Qwen3.5 checkpoint with vision is run, its images are not. The layer of multi-token prediction
+(`mtp.`) is no part of the model: it proposes drafts (`engine.speculation.mtp`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ def dense(config: Json) -> ModelSpec:
         gated_attention=True,
         recurrent_layers=tuple(index for index, kind in enumerate(kinds) if kind == "linear_attention"),
         recurrence=_recurrence(config),
+        mtp_layers=_mtp_layers(config),
     )
+
+
+def _mtp_layers(config: Json) -> int:
+    """Returns 1 where the checkpoint's layers of multi-token prediction can draft: one, with the model's embedding."""
+    layers = integer(config, "mtp_num_hidden_layers", 0, minimum=0)
+    return int(layers == 1 and not flag(config, "mtp_use_dedicated_embeddings"))
 
 
 def _kinds(config: Json, layers: int) -> list[str]:
@@ -86,7 +93,7 @@ def mixture(config: Json) -> ModelSpec:
 
 def qwen3_next(config: Json) -> ModelSpec:
     """ModelSpec of a Qwen3-Next config.json. Raises CheckpointError."""
-    plain = mixture({"num_experts": 512, "num_experts_per_tok": 10, **config})
+    plain = mixture({"num_experts": 512, "num_experts_per_tok": 10, "mtp_num_hidden_layers": 1, **config})
     step, without = integer(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not isinstance(without, list) or not all(isinstance(each, int) for each in without):
         raise refuse("mlp_only_layers", without, "a list of layers' numbers")

@@ -16,6 +16,7 @@ from engine.params import RepetitionDetection, Sampling, Span, Speculation
 from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.spec import (
     JSON_OBJECT,
+    ControlToken,
     Grammar,
     JsonSchema,
     Literal,
@@ -32,11 +33,12 @@ BODY = Sequence(
     (
         Literal("call "), JsonSchema('{"type":"integer"}', compact=True), OneOf(()), Optional(Regex("a|b")),
         Repeat(Until("\n"), ", "), choice(["yes", "no"]), Grammar("start: /a/"), JSON_OBJECT,
+        ControlToken(300), Grammar("start: <[300]> <[301]>", (300, 301)),
     )
 )  # fmt: skip
 SPAN = Span(
     Sampling(0.5, 3, 0.9, 0.1, 1.1, 0.2, 0.3, {7: -1.5}, -(2**62)), 9, 2, ("stop", "é"), (1, 2), True, False, 3, 0,
-    Constrained(BODY, Layout(begin=5, end=6, several=True, breaks=frozenset({10, 13}), think=(3, 4))),
+    Constrained(BODY, Layout(5, 6, several=True, breaks=frozenset({10, 13}), think=(3, 4), shows_control=True)),
     RepetitionDetection(32, 2, 6), 0.25, Speculation("suffix", 4, (7, 8)),
 )  # fmt: skip
 BIG = m.first_id(3)

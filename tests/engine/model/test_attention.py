@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +126,17 @@ def test_queries_need_not_be_neighbours(window: int | None) -> None:
     batch, blocks = make_batch([(4, 60), (10, 90), (1, 5)], 8, shift=3)
     found, expected = both(batch, blocks, block_size=8, heads=4, kv_heads=2, window=window, softcap=None)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_keys_before_the_first_are_attended_to_by_none(shuffled: bool) -> None:
+    shapes = [(1, 100), (1, 100), (4, 64), (25, 140), (1, 300), (1, 3), (39, 41)]
+    batch, blocks = make_batch(shapes, 8, shuffled=shuffled)
+    sizes: dict[str, Any] = {"block_size": 8, "heads": 4, "kv_heads": 2, "window": None, "softcap": None}
+    whole, _ = both(batch, blocks, **sizes)
+    found, expected = both(replace(batch, first_key=2), blocks, **sizes)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert (found - whole).abs().amax((1, 2)).min() > 1e-5
 
 
 def test_rows_without_queries_are_passed_over() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine.model.chat_template import ChatTemplate
 from engine.structured_output.llguidance_backend import Guidance
-from engine.structured_output.matcher import words
+from engine.structured_output.matcher import Compiled, words
 from engine.structured_output.spec import Constraint
 from engine.structured_output.vocabulary import Vocabulary
 from engine.tool_parsers import CallArguments, CallEvent, Malformed, ParsedCall, ToolParser, choose_parser, fold
@@ -37,6 +37,9 @@ QWEN3_CODER = """{%- for m in messages %}{%- for call in m.tool_calls %}
 LLAMA3 = """{%- for m in messages %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
     {%- set call = m.tool_calls[0].function %}{{- '{"name": "' + call.name + '", ' }}
     {{- '"parameters": ' }}{{- call.arguments | tojson }}{{- "}" }}{%- endfor %}"""
+LLAMA4 = """{%- for m in messages %}{{- '<|header_start|>assistant<|header_end|>\\n\\n<|python_start|><|python_end|>' }}
+    {%- for call in m.tool_calls %}{{- '{"name": "' + call.function.name + '", "parameters": ' }}
+    {{- call.function.arguments | tojson + '}' }}{%- endfor %}{%- endfor %}"""
 MISTRAL = """{%- for m in messages %}{{- '[TOOL_CALLS] [' }}{%- for call in m.tool_calls %}
     {{- '{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}' }}
     {{- ', ' if not loop.last else ']' }}{%- endfor %}{%- endfor %}"""
@@ -47,9 +50,21 @@ MISTRAL_IDS = MISTRAL_ARGS.replace("'[ARGS]'", "'[CALL_ID]a1B2c3D4e[ARGS]'")
 HARMONY = """{%- for m in messages %}{%- set call = m.tool_calls[0].function %}
     {{- '<|channel|>commentary to=functions.' + call.name + ' <|constrain|>json<|message|>' }}
     {{- call.arguments | tojson + '<|call|>' }}{%- endfor %}"""
+GEMMA4 = """{%- macro written(value) -%}
+    {%- if value is string -%}{{ '<|"|>' + value + '<|"|>' }}
+    {%- elif value is boolean -%}{{ 'true' if value else 'false' }}
+    {%- elif value is mapping -%}{{ '{' }}{%- for key, each in value | dictsort -%}
+        {{ key }}:{{ written(each) }}{{ ',' if not loop.last }}{%- endfor -%}{{ '}' }}
+    {%- elif value is sequence -%}{{ '[' }}{%- for each in value -%}
+        {{ written(each) }}{{ ',' if not loop.last }}{%- endfor -%}{{ ']' }}
+    {%- else -%}{{ value }}{%- endif -%}
+{%- endmacro %}{%- for m in messages %}{%- for call in m.tool_calls %}
+    {{- '<|tool_call>call:' + call.function.name + written(call.function.arguments) + '<tool_call|>' }}
+{%- endfor %}{%- endfor %}"""
 TEMPLATES = {
-    "hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3, "mistral": MISTRAL,
+    "hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3_json": LLAMA3, "llama4_json": LLAMA4, "mistral": MISTRAL,
     "mistral args": MISTRAL_ARGS, "mistral ids": MISTRAL_IDS, "harmony": HARMONY,
+    "gemma4": GEMMA4,
 }  # fmt: skip
 
 
@@ -60,6 +75,7 @@ class ByteTokens:
     CONTROL = (
         "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<eos>",
         "[ARGS]", "[CALL_ID]", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>",
+        "<|python_start|>", "<|python_end|>", "<|tool_call>", "<tool_call|>", '<|"|>',
     )  # fmt: skip
 
     def __init__(self, control: Sequence[str] = CONTROL) -> None:
@@ -107,9 +123,14 @@ def byte_backend() -> Guidance:
     return Guidance(Vocabulary(tokens, (eos,), lambda text: list(text.encode())))
 
 
+@lru_cache(maxsize=8)
+def _compiled(constraint: Constraint) -> Compiled:
+    return byte_backend().compile(constraint)
+
+
 def accepts(constraint: Constraint, text: str) -> bool:
     """Returns whether the text, byte by byte, is one that the constraint holds to."""
-    matcher = byte_backend().compile(constraint).matcher()
+    matcher = _compiled(constraint).matcher()
     row = np.empty(words(TOKENS.vocab_size), dtype=np.int32)
     for token in TOKENS.encode(text, special=True):
         matcher.fill(row)
@@ -140,12 +161,18 @@ def rendered(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str
         return [text.removeprefix("[TOOL_CALLS]")]
     if name == "llama3_json":
         return [text.partition("\n\n")[2]]
+    if name == "llama4_json":
+        return [text.partition("<|python_end|>")[2]]
+    if name == "gemma4":
+        return [part.removesuffix("<tool_call|>") for part in text.split("<|tool_call>")[1:]]
     assert text.startswith("<tool_call>")
     return [part.partition("</tool_call>")[0] for part in text.split("<tool_call>")[1:]]
 
 
 def written(name: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> list[str]:
     """The bodies as a parser reads them: a detokenizer leaves out control tokens, and keeps arguments spelled alike."""
+    if name == "gemma4":  # whose layout shows them
+        return rendered(name, calls)
     aliases = {control: f"~control~{at}~" for at, control in enumerate(TOKENS.control)}
     aliased = []
     for function, arguments in calls:

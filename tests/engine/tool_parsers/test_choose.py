@@ -73,7 +73,8 @@ def test_a_parser_asked_for_without_its_token_is_refused_by_the_tokens_name(name
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        InvalidParameter, match="'xml'; accepted: auto, qwen3_coder, hermes, harmony, mistral, llama3_json"
+        InvalidParameter,
+        match="'xml'; accepted: auto, qwen3_coder, hermes, gemma4, harmony, mistral, llama3_json, llama4_json",
     ):
         choose_parser(TOKENS, None, "xml")
 

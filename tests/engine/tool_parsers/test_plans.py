@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import InvalidParameter
 from engine.tool_parsers import Named, ToolChoice, read_tools
-from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS, accepts, rendered, tool_parser
+from tests.engine.tool_parsers.samples import TEMPLATES, TOKENS, accepts, read, rendered, tool_parser
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = read_tools(
@@ -51,6 +51,22 @@ def test_llamas_call_is_the_whole_answer() -> None:
         frozenset(),
         frozenset({TAG}),
     )
+
+
+def test_llama_4_calls_several_tools_in_one_answer_where_that_is_allowed() -> None:
+    (both,) = rendered("llama4_json", [WEATHER, NOW])
+    (alone,) = rendered("llama4_json", [NOW])
+    cases: tuple[tuple[ToolChoice, bool, bool], ...] = (
+        ("auto", True, True), ("required", True, True), ("auto", False, False), (Named("now"), True, False),
+    )  # fmt: skip
+    for choice, parallel, several in cases:
+        plan = tool_parser("llama4_json").plan(TOOLS, choice, parallel)
+        assert accepts(plan.body, both) is several
+        assert accepts(plan.body, alone)
+        assert plan.layout.breaks == {TOKENS.token_id("<|python_start|>"), TOKENS.token_id("<|python_end|>")}
+        calls, text = read(plan.parser(), both if several else alone)
+        assert [call.name for call in calls] == (["weather", "now"] if several else ["now"])
+        assert text == ""
 
 
 def test_mistrals_calls_go_on_to_the_end() -> None:

@@ -28,7 +28,7 @@ names = st.from_regex(r"[a-zA-Z0-9_.-]{1,64}", fullmatch=True)
 OPEN = {"type": "object"}
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "mistral args", "mistral ids", "harmony"])
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in ("qwen3_coder", "gemma4")])
 @given(function=names, arguments=json_objects)
 def test_json_arguments_come_back_as_they_were(name: str, function: str, arguments: dict[str, Any]) -> None:
     plan = tool_parser(name).plan(read_tools([tool(function, OPEN)]), "required")
