@@ -202,10 +202,6 @@ class Scheduler:
         if self._states is not None:
             self._states.check(known)
 
-    def fits(self, tokens: int) -> bool:
-        """Returns whether a sequence of this many tokens fits alone in the pool."""
-        return blocks_for(tokens, self._size, self._groups) <= self._pool.total
-
     # -- one step
 
     def schedule(self, drafts: Mapping[int, tuple[int, ...]] = NO_DRAFTS) -> Step:

@@ -77,12 +77,10 @@ class Decoder:
         self._attend = attend
         self._activation = ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
-        self._deterministic = deterministic
-        self._scratch = Scratch()
+        self._scratch, self._deterministic, self._stepwise = Scratch(), deterministic, deterministic
         self._windows: Windows = {}
         for index in spec.attending_layers:
             self._windows.setdefault((*spec.kv_shape(index), 0), {})[spec.windows[index]] = None
-        self._stepwise = deterministic
         self._rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, width, device, long_context=long_context)
             for rope, width in {rope: spec.rotated_width(at) for at, rope in enumerate(spec.ropes)}.items()
