@@ -20,6 +20,7 @@ from tests.app.conftest import PEBBLE, Server, serving
 Json = dict[str, Any]
 BLOCK = 16
 QUESTION = "Use 4, 6, 9 and 1 to make 24. " * 3
+TRIED = "I have tried it for a long time and did not find a way to do it."
 FURTHER = "And what is 27 + 58?"
 
 
@@ -100,7 +101,7 @@ def test_hits_are_counted_in_the_metrics(warming: Server) -> None:
 
 def test_responses_are_warmed(warming: Server, http: httpx.Client) -> None:
     asked = {"model": "default", "temperature": 0, "max_output_tokens": 300, "reasoning": {"effort": "low"}}
-    first = posted(http, "/v1/responses", {**asked, "input": "Use 5, 6 and 7 to make 18. " * 3})
+    first = posted(http, "/v1/responses", {**asked, "input": f"Make 18 from 5, 6 and 7, please. {TRIED}"})
     hits = settled(warming).warmed_hit_tokens
     posted(http, "/v1/responses", {**asked, "input": FURTHER, "previous_response_id": first["id"]})
     assert warming.stats().warmed_hit_tokens > hits
@@ -119,7 +120,7 @@ def test_messages_are_warmed(warming: Server, http: httpx.Client) -> None:
 
 def test_runs_of_the_page_are_warmed(warming: Server, http: httpx.Client) -> None:
     id = new_chat(http)
-    ask(http, id, "Use 7, 7, 3 and 1 to make 24. " * 3, thinking=True, max_tokens=300, temperature=0)
+    ask(http, id, f"Make 33 from 4, 6 and 9, please. {TRIED}", thinking=True, max_tokens=300, temperature=0)
     hits = settled(warming).warmed_hit_tokens
     ask(http, id, FURTHER, thinking=True, max_tokens=2)
     assert warming.stats().warmed_hit_tokens > hits
