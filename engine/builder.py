@@ -47,7 +47,7 @@ from engine.model.memory import (
 )
 from engine.model.numerics import Numerics
 from engine.model.quantization.checkpoint import open_weights
-from engine.model.runner import CacheStore, ModelRunner, Runner
+from engine.model.runner import CacheStore, ModelRunner, Runner, TreeRunner
 from engine.model.tokenizer import Tokenizer
 from engine.multimodal.encoder_cache import EncoderCache
 from engine.multimodal.image_processor import ImageProcessor
@@ -217,7 +217,8 @@ def _speculator(
         message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
         raise InvalidParameter("speculation", message)
     order = {"off": [], "auto": names}.get(speculation, [speculation])
-    return Speculator(proposers, order, config.speculation_tokens, decoder.spec.vocab_size)
+    trees = decoder.reads_branches and isinstance(runner, TreeRunner)
+    return Speculator(proposers, order, config.speculation_tokens, decoder.spec.vocab_size, trees=trees)
 
 
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:

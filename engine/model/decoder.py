@@ -119,6 +119,11 @@ class Decoder:
         return self._cpu is not None and self.spec.experts is None
 
     @property
+    def reads_branches(self) -> bool:
+        """Returns whether a batch may have `Branches`: all of a token's past is K/V that its attention finds."""
+        return not self.spec.recurrent_layers and not self.spec.conv_layers
+
+    @property
     def image_token(self) -> int:
         """Returns the token that stands for a row of an image in a batch; 0 of a model that reads none."""
         return 0 if self.spec.vision is None else self.spec.vision.image_token_id

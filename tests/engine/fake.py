@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 
 from engine.core.request import SequenceState
 from engine.core.step import Step
+from engine.core.token_tree import path_to
 from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.transfers import at_once
@@ -112,14 +114,30 @@ class FakeRunner:
                 assert self._pool._content[block] is None, "a block that can be found is written to"
                 self._cache[slot] = (position, token)
         rows = []
+        starts = list(accumulate((row.width for row in step.rows), initial=0))
         for at in batch.logits_at.tolist():
             index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
-            row = step.rows[index]
-            known = [*row.seq.tokens, *row.draft][: positions[at] + 1]
+            of = next(i for i, start in enumerate(starts[1:]) if at < start)
+            row = step.rows[of]
+            if (node := at - starts[of] - row.count) >= 0:
+                known = row.seq.tokens + [row.draft[each] for each in path_to(row.parents, node)]
+            else:
+                known = row.seq.tokens[: positions[at] + 1]
             known += tokens[at : at + 1] if row.sampled_at is not None else []
-            rows.append(self._logits(batch.block_tables[index].tolist(), known))
+            table = batch.block_tables[index].tolist()
+            places = [table[p // self._size] * self._size + p % self._size for p in range(len(known))]
+            if batch.branches is not None:
+                begin = batch.branches.starts[index]
+                places[begin:] = batch.branches.slots[index, : max(0, len(known) - begin)].tolist()
+            rows.append(self._logits(places, known))
         self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
         return self._given
+
+    def move_kv(self, pairs: Sequence[tuple[int, int]]) -> None:
+        found = [self._cache[source] for source, _ in pairs]
+        for (_, to), cell in zip(pairs, found, strict=True):
+            assert not self._pool.is_shared(to // self._size), "a shared block is written to"
+            self._cache[to] = cell
 
     @property
     def block_nbytes(self) -> int:
@@ -143,8 +161,8 @@ class FakeRunner:
         cells = data.view(torch.int16).view(-1, 2).tolist()
         self._cache[block * self._size : (block + 1) * self._size] = [None if p < 0 else (p, t) for p, t in cells]
 
-    def _logits(self, table: list[int], known: list[int]) -> torch.Tensor:
-        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in range(len(known))]
+    def _logits(self, places: list[int], known: list[int]) -> torch.Tensor:
+        found = [self._cache[place] for place in places]
         assert found == list(enumerate(known)), "the cache holds something else than the sequence's tokens"
         return torch.nn.functional.one_hot(torch.tensor(next_token(known)), VOCAB).float() * 8
 
@@ -153,7 +171,8 @@ class FakeRunner:
 
 
 class PlantedProposer(Proposer):
-    """Proposes the fake model's own tokens, or another one in `wrong` of 256 places, chosen by the text."""
+    """Proposes the fake model's own tokens, or another one in `wrong` of 256 places, chosen by the text; in half of
+    them both, the right one as a branch."""
 
     name = "planted"
 
@@ -161,12 +180,17 @@ class PlantedProposer(Proposer):
         self._wrong = wrong
 
     def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
-        text = list(seq.tokens)
-        for _ in range(budget):
+        text, tokens, parents, last = list(seq.tokens), list[int](), list[int](), -1
+        while len(tokens) < budget:
             token = next_token(text)
-            mark = hashlib.blake2b(bytes(text), digest_size=1, key=b"planted").digest()[0]
-            text.append(1 + token % 3 if mark < self._wrong else token)
-        return DraftTokens(tuple(text[len(seq) :]), (0.9,) * budget)
+            mark, both = hashlib.blake2b(bytes(text), digest_size=2, key=b"planted").digest()
+            other = [1 + token % 3] if mark < self._wrong else []
+            these = [*other, token][: budget - len(tokens)] if both % 2 else other or [token]
+            tokens += these
+            parents += [last] * len(these)
+            last = len(tokens) - 1
+            text.append(tokens[-1])
+        return DraftTokens(tuple(tokens), (0.9,) * budget, tuple(parents))
 
 
 class Letters:

@@ -35,6 +35,9 @@ struct Attention {
   int64_t window;                    // 0: the whole context
   float scale;
   bf16* out;  // packed rows of width heads * width
+  // Branches of token trees, as in engine.batch.Branches: (rows,) and (rows, branch_stride); or null.
+  const int64_t *branch_starts, *branch_slots;
+  int64_t branch_stride;
 };
 
 void attend(const Attention& attention, int threads);

@@ -49,6 +49,8 @@ struct Step {
   int64_t cache_elements;     // of one layer's keys, bytes of their codes
   int64_t scale_elements;
   int64_t conv_elements;      // of one convolution's first halves
+  const int64_t *branch_starts, *branch_slots;  // as in Attention
+  int64_t branch_stride;
 };
 
 // A gated MLP of a mixture.
@@ -125,7 +127,8 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation + 1]};
     place(rows, tokens, heads, step.slots, cache, threads);
     attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
-            step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
+            step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed,
+            step.branch_starts, step.branch_slots, step.branch_stride},
            threads);
   }
   const auto add = [&](const bf16* from, const Weight& weight, const float* post) {
