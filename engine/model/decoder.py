@@ -120,8 +120,8 @@ class Decoder:
 
     @property
     def reads_branches(self) -> bool:
-        """Returns whether a batch may have `Branches`: all of a token's past is K/V that its attention finds."""
-        return not self.spec.recurrent_layers and not self.spec.conv_layers
+        """Returns whether a batch may have `Branches`: all of a token's past is found by its place in the cache."""
+        return not self.spec.recurrent_layers
 
     @property
     def image_token(self) -> int:

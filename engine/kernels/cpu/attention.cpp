@@ -44,7 +44,7 @@ class Task {
     context_ = a.contexts[row];
     // position of token t of the batch is t + offset
     offset_ = context_ - a.starts[row + 1];
-    branch_ = a.branch_starts ? a.branch_starts[row] : context_;
+    branch_ = a.branches.begin(row, context_);
     begin_ = chunk_of_first(first);
   }
 
@@ -137,9 +137,8 @@ class Task {
         places[k] = -1;
         continue;
       }
-      places[k] = (key < branch_ ? table[block] * a_.block_size + within
-                                 : a_.branch_slots[row_ * a_.branch_stride + key - branch_]) *
-                  a_.kv_heads;
+      const int64_t slot = key < branch_ ? table[block] * a_.block_size + within : a_.branches.slot(row_, key);
+      places[k] = slot * a_.kv_heads;
       if (++within == a_.block_size) {
         within = 0;
         ++block;

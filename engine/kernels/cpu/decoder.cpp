@@ -49,8 +49,7 @@ struct Step {
   int64_t cache_elements;     // of one layer's keys, bytes of their codes
   int64_t scale_elements;
   int64_t conv_elements;      // of one convolution's first halves
-  const int64_t *branch_starts, *branch_slots;  // as in Attention
-  int64_t branch_stride;
+  Branches branches;
 };
 
 // A gated MLP of a mixture.
@@ -116,7 +115,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
     convolve(rows, tokens,
              {layer.taps, layer.tap_count, hidden, step.slots, step.tables, step.starts, step.contexts,
               step.table_stride, step.rows, step.block_size, step.caches[index],
-              step.caches[index] + step.conv_elements},
+              step.caches[index] + step.conv_elements, step.branches},
              packed, threads);
   } else {
     const PagedLayer cache = cache_of(step, index);
@@ -128,7 +127,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
     place(rows, tokens, heads, step.slots, cache, threads);
     attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, step.tables,
             step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed,
-            step.branch_starts, step.branch_slots, step.branch_stride},
+            step.branches},
            threads);
   }
   const auto add = [&](const bf16* from, const Weight& weight, const float* post) {

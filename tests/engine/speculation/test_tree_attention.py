@@ -13,7 +13,7 @@ from engine.model.decoder import Decoder, load_decoder
 from tests.engine.model import tiny
 from tests.engine.speculation.token_trees import TreeSteps, compare
 
-MODELS = ("qwen3", "mistral", "gemma2", "gemma3", "gemma4", "llama4", "gpt_oss", "qwen3_moe", "deepseek_v3")
+MODELS = ("qwen3", "mistral", "gemma2", "gemma3", "gemma4", "llama4", "gpt_oss", "qwen3_moe", "deepseek_v3", "lfm2")
 LENGTHS = [(1, 16), (30, 16), (70, 5)]
 
 

@@ -115,13 +115,14 @@ async def test_torchs_layers_verify_trees(random_model: Path, kv_dtype: Any) -> 
     await both(config, requests(12, seed=5), 0.2)
 
 
-async def test_layers_that_share_their_kv_move_it_once(random_gemma4: Path) -> None:
-    """And those with heads of another size."""
-    config = EngineConfig(str(random_gemma4), dtype="float32", deterministic=True, kv_blocks=400)
-    await both(config, requests(8, seed=5), 0.2)
+@pytest.mark.parametrize("model", ["random_gemma4", "random_hybrid", "random_latent"])
+async def test_every_kind_of_cache_takes_the_accepted_path(model: str, request: pytest.FixtureRequest) -> None:
+    """Layers that share their K/V, heads of several sizes, short convolutions, and latents."""
+    config = EngineConfig(str(request.getfixturevalue(model)), dtype="float32", deterministic=True, kv_blocks=400)
+    await both(config, requests(12, seed=5), 0.2)
 
 
-@pytest.mark.parametrize("model", ["random_hybrid", "random_recurrent"])
+@pytest.mark.parametrize("model", ["random_recurrent", "random_beside"])
 async def test_of_a_model_with_a_state_the_best_path_is_verified(model: str, request: pytest.FixtureRequest) -> None:
     config = EngineConfig(str(request.getfixturevalue(model)), dtype="float32", deterministic=True, kv_blocks=400)
     found, _ = await both(config, requests(8, seed=5), 0.2, trees=False)
