@@ -114,7 +114,7 @@ def test_a_tree_has_the_bits_of_its_paths(
     """Across the border of two chunks of keys, in blocks that fit one and in others."""
     if coding is not None and decoder.spec.conv_layers:
         pytest.skip("short convolutions have no quantized cache")
-    compare(TreeSteps(decoder, length, block_size, coding=coding), exact=True)
+    compare(TreeSteps(decoder, length, block_size, coding=coding))
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(decoder: Decoder) -> None:

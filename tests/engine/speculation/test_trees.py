@@ -190,3 +190,12 @@ def test_a_malformed_tree_is_refused(draft: DraftTokens, why: str) -> None:
         draft.check()
     DraftTokens((1, 1, 2), (0.5,) * 3, (-1, 0, 0)).check()
     NOTHING.check()
+
+
+@pytest.mark.slow
+async def test_tritons_kernels_verify_trees(random_model: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
+    config = EngineConfig(str(random_model), dtype="float16", kernels="triton", deterministic=True, kv_blocks=100)
+    asked = [replace(each, span=replace(each.span, max_tokens=12), forks=0) for each in requests(40, seed=5)]
+    plain = [each for each in asked if len(each.prompt) < 10][:4]
+    await both(replace(config, graphs=False), plain, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import count
 
 import torch
@@ -14,10 +15,12 @@ from engine.core.token_tree import path_to
 from engine.kv_cache.quantized_cache import Coding, QuantizedCache
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder
-from engine.model.runner import ModelRunner
+from engine.model.gpu_runner import GpuRunner
+from engine.model.runner import ModelRunner, TreeRunner
+from tests.engine.model.stepping import apart
 
-# in preorder: several children of the root, of tokens below it, a branch of three, and siblings at the end
-PARENTS = (-1, 0, 1, 2, 2, 1, 0, 6, 7, 6, -1, 10, 10, -1)
+# in preorder: several children of the root and of tokens below it, and branches of one token and of three
+PARENTS = (-1, 0, 1, 2, 2, 1, 0, 6, 7, 6, -1, 10, 10, 10, -1)
 
 
 class TreeSteps:
@@ -36,7 +39,7 @@ class TreeSteps:
         self._draw = random.Random(length)
         self._size, self._blocks = block_size, blocks
         self._ids = count(1)
-        self._free = list(range(1, 1 + 2 * blocks))
+        self._free = list(range(1, 1 + 4 * blocks))
         self._draw.shuffle(self._free)
         shape = (len(self._free) + 1, block_size)
         self.kv: KVCache | QuantizedCache = (
@@ -46,31 +49,41 @@ class TreeSteps:
                 spec.layers, *shape, spec.kv_heads, spec.head_dim, decoder.dtype, decoder.device, coding
             )
         )
-        self.runner = ModelRunner(decoder, self.kv, decoder.device, deterministic=deterministic)
+        self.runner: TreeRunner = (
+            GpuRunner(decoder, self.kv, decoder.device, max_rows=1, max_blocks=blocks, graphs=False)
+            if decoder.on_gpu
+            else ModelRunner(decoder, self.kv, decoder.device, deterministic=deterministic)
+        )
         self.prompt = [self._draw.randrange(3, 256) for _ in range(length)]
         self.draft = tuple(self._draw.sample(range(3, 256), len(PARENTS)))
+        self._first: SequenceState | None = None
+        self._first = self.sequence()
 
-    def sequence(self, tokens: list[int] | None = None) -> SequenceState:
-        """Returns a sequence of which all but the prompt's last token has K/V."""
+    def sequence(self, tokens: Sequence[int] = (), like: SequenceState | None = None) -> SequenceState:
+        """Returns a sequence of the prompt and `tokens`: all but the prompt's last token has K/V. All K/V is copied
+        from the sequence `like` if given, else from the one that has read the prompt."""
         table, self._free = self._free[: self._blocks], self._free[self._blocks :]
-        seq = SequenceState(next(self._ids), list(tokens or self.prompt), b"", 1, table=table)
-        end = len(self.prompt) - 1
-        if end:
+        seq, end = SequenceState(next(self._ids), [*self.prompt, *tokens], b"", 1, table=table), len(self.prompt) - 1
+        like = like or self._first
+        if like is not None:
+            self.kv.copy_blocks(list(zip(like.table, seq.table, strict=True)))
+        elif end:
             self.runner.run(Step([Row(seq, 0, end, end)], end))
         seq.kv_len = end
         return seq
 
-    def tree(self, *others: Row) -> tuple[SequenceState, Tensor]:
+    def tree(self) -> tuple[SequenceState, Tensor]:
         """Returns a sequence behind whose prompt the tree ran in one step, and the logits, (1 + tokens, vocab)."""
         seq, end = self.sequence(), len(self.prompt) - 1
-        rows = [*others, Row(seq, end, 1, end, draft=self.draft, parents=PARENTS)]
-        return seq, self.runner.run(Step(rows, sum(row.width for row in rows)))[-len(PARENTS) - 1 :]
+        row = Row(seq, end, 1, end, draft=self.draft, parents=PARENTS)
+        return seq, self.runner.run(Step([row], row.width)).clone()
 
     def path(self, node: int) -> tuple[SequenceState, Tensor]:
-        """Returns a sequence that goes on with the tokens up to `node`, and the logits after the prompt and each."""
+        """Returns a sequence that goes on with the tokens up to `node`, and the logits after the prompt and each, all
+        in one step."""
         tokens = [self.draft[at] for at in path_to(PARENTS, node)]
-        seq, end = self.sequence([*self.prompt, *tokens]), len(self.prompt) - 1
-        return seq, self.runner.run(Step([Row(seq, end, 1 + len(tokens), end)], 1 + len(tokens)))
+        seq, end = self.sequence(tokens), len(self.prompt) - 1
+        return seq, self.runner.run(Step([Row(seq, end, 1 + len(tokens), end)], 1 + len(tokens))).clone()
 
     def release(self, *seqs: SequenceState) -> None:
         """Gives the blocks of sequences to later ones."""
@@ -85,23 +98,22 @@ class TreeSteps:
         return [part.flatten(2, 3)[:, :, slots].clone() for part in self.kv.tensors]
 
 
-def compare(steps: TreeSteps, *, exact: bool, tolerance: float = 0.0) -> None:
-    """Asserts that a tree's tokens have the logits of their paths, and their K/V once it has moved."""
-    for node in range(len(PARENTS)):
+def compare(steps: TreeSteps, *, tolerance: float = 0.0) -> None:
+    """Asserts that a tree's tokens have the logits of their paths, and their K/V once it has moved: to the bit, unless
+    there is a tolerance."""
+    tree, found = steps.tree()
+    for node in sorted(set(range(len(PARENTS))) - set(PARENTS)):  # those on which none follows
         path, length = path_to(PARENTS, node), len(steps.prompt)
-        seq, found = steps.tree()
+        seq = steps.sequence(like=tree)
         alone, expected = steps.path(node)
         ours = found[[0, *(1 + at for at in path)]]
-        moves = zip(
-            steps.slots(seq, [length + at for at in path]),
-            steps.slots(seq, [length + at for at in range(len(path))]),
-            strict=True,
-        )
-        steps.runner.move_kv([(source, to) for source, to in moves if source != to])
+        sources = steps.slots(seq, [length + at for at in path])
+        places = steps.slots(seq, [length + at for at in range(len(path))])
+        steps.runner.move_kv([each for each in zip(sources, places, strict=True) if each[0] != each[1]])
         kv = zip(steps.stored(seq, length + len(path)), steps.stored(alone, length + len(path)), strict=True)
-        if exact:
+        if tolerance:
+            assert apart(ours, expected) < tolerance
+        else:
             assert torch.equal(ours, expected), f"token {node} of the tree"
             assert all(torch.equal(one, other) for one, other in kv), f"K/V of token {node}"
-        else:
-            torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
         steps.release(seq, alone)
