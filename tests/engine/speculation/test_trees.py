@@ -23,6 +23,7 @@ from engine.outputs import SpeculationStats
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 from engine.speculation.speculator import Speculator
 from tests.engine.speculation.test_same_tokens import Recorder, Request, Spans, _key, answers, requests
+from tests.engine.speculation.test_suffix import sequence
 
 VOCAB = 300
 
@@ -199,3 +200,36 @@ async def test_tritons_kernels_verify_trees(random_model: Path) -> None:
     asked = [replace(each, span=replace(each.span, max_tokens=12), forks=0) for each in requests(40, seed=5)]
     plain = [each for each in asked if len(each.prompt) < 10][:4]
     await both(replace(config, graphs=False), plain, 0.0)
+
+
+class Fixed(Proposer):
+    """Proposes one draft."""
+
+    name = "fixed"
+
+    def __init__(self, draft: DraftTokens) -> None:
+        self._draft = draft
+
+    def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
+        return self._draft
+
+
+def test_of_a_tree_the_likeliest_tokens_are_verified_and_learnt_from() -> None:
+    tree = DraftTokens((5, 6, 7, 8, 9), (0.3, 0.9, 0.5, 0.9, 0.05), (-1, -1, 1, 2, 0))  # 6 7 8 is its best path
+    seq = sequence([1, 2, 3, 4])
+    assert isinstance(seq.job, SpanJob)
+    seq.job.speculates, seq.job.produced, seq.cursor = True, 1, 3
+    assert Speculator([Fixed(tree)], ("fixed",), 5).drafts([seq]) == {seq.id: ((6, 7, 8), ())}
+    speculator = Speculator([Fixed(tree)], ("fixed",), 5, trees=True)
+    tokens, parents = speculator.drafts([seq])[seq.id]
+    assert tokens == (6, 7, 8, 5, 9)
+    assert parents == (-1, 0, 1, -1, 3)
+    calibration = speculator._costs["fixed"].calibration
+    before = {each: calibration.probability(each) for each in tree.confidence}
+    speculator.verified(Row(seq, 3, 1, 3, draft=tokens, parents=parents), [0, 1], ended=False)
+    after = {each: calibration.probability(each) for each in tree.confidence}
+    assert after[0.5] > before[0.5] and after[0.3] < before[0.3], "7 was right, 5 was not"
+    assert after[0.05] == before[0.05], "nothing is known of what follows 5"
+    stats = speculator.stats()
+    assert stats.drafted_at == (2, 2, 1, 0, 0)
+    assert stats.accepted_at == (1, 1, 0, 0, 0)
