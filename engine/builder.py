@@ -52,7 +52,7 @@ from engine.model.memory import (
 )
 from engine.model.numerics import Numerics
 from engine.model.quantization.checkpoint import open_weights
-from engine.model.runner import CacheStore, ModelRunner, Runner
+from engine.model.runner import CacheStore, ModelRunner, Runner, TreeRunner
 from engine.model.tokenizer import Tokenizer
 from engine.multimodal.encoder_cache import EncoderCache
 from engine.multimodal.image_processor import ImageProcessor
@@ -175,7 +175,9 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         runner.follow(mtp.ran)
         models.insert(0, mtp)
     speculation = speculation_of(config, device)
-    speculator = _speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models)
+    # in these models all of a token's past is found by its place in the cache, and of all layers alike
+    trees = isinstance(runner, TreeRunner) and groups is None and not spec.recurrent_layers
+    speculator = _speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
     core = EngineCore(
         config,
         runner,
@@ -241,10 +243,16 @@ _HINTS = {  # of proposers that not every engine has
 
 
 def _speculator(
-    speculation: str, config: EngineConfig, vocab_size: int, more: Sequence[Proposer], models: Sequence[Proposer]
+    speculation: str,
+    config: EngineConfig,
+    vocab_size: int,
+    more: Sequence[Proposer],
+    models: Sequence[Proposer],
+    *,
+    trees: bool,
 ) -> Speculator:
     """Returns the proposers of a core, in the order in which they are asked: `more`, those that need no model, which a
-    span may always ask for, and `models` between them.
+    span may always ask for, and `models` between them. `trees`: steps verify token trees.
 
     Raises:
         InvalidParameter: no proposer has the configured name.
@@ -256,7 +264,7 @@ def _speculator(
         message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
         raise InvalidParameter("speculation", message)
     order = {"off": [], "auto": names}.get(speculation, [speculation])
-    return Speculator(proposers, order, config.speculation_tokens, vocab_size)
+    return Speculator(proposers, order, config.speculation_tokens, vocab_size, trees=trees)
 
 
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:

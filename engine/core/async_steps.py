@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.core.output_processor import OutputProcessor, SamplingInFlight
 from engine.core.scheduler import NO_DRAFTS, Scheduler
 from engine.core.step import Step
-from engine.model.runner import Runner
+from engine.core.token_tree import Tree
+from engine.model.runner import Runner, TreeRunner
 from engine.speculation.speculator import Speculator
 from engine.structured_output.bitmask import Masking
 
@@ -188,7 +189,7 @@ class InFlightSteps:
         if self._device is not None:
             self._device.close()
 
-    def _drafts(self) -> Mapping[int, tuple[int, ...]]:
+    def _drafts(self) -> Mapping[int, Tree]:
         """Returns the drafts to verify in the next step; none while others wait to run."""
         if self._scheduler.waiting:
             return NO_DRAFTS
@@ -205,4 +206,7 @@ class InFlightSteps:
 
     def _take(self, in_flight: _InFlightStep, logits: Tensor, begun: SamplingInFlight) -> None:
         self._processor.collect(in_flight.step.rows, logits, begun)
+        if moves := self._scheduler.draft_rows.take_moves():  # before any later reader of the K/V
+            assert isinstance(self.runner, TreeRunner), "a tree was verified"
+            self.runner.move_kv(moves)
         self._timer.ended(in_flight.step, in_flight.began, begun.done)

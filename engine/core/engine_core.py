@@ -382,10 +382,10 @@ class EngineCore:
         """Tells the proposers which row of the step's logits a sequence's newest token came from."""
         self._speculator.sampled(seq, at)
 
-    def verified(self, row: Row, count: int) -> None:
+    def verified(self, row: Row, path: Sequence[int]) -> None:
         """Takes over the tokens of a row's draft that were sampled themselves."""
-        self._scheduler.accepted(row, count)
-        self._speculator.verified(row, count, ended=row.seq.job is None)
+        self._scheduler.accepted(row, path)
+        self._speculator.verified(row, path, ended=row.seq.job is None)
 
     def park(self, seq: SequenceState) -> None:
         """Parks a member of a mixture until the others have delivered."""

@@ -22,6 +22,7 @@ from engine.core.sampler import begin_sampling, logprob_of, row_logprobs
 from engine.core.sampling_types import PendingSamples, RowSampling, SampledTokens
 from engine.core.span_state import SpanState, row_sampling
 from engine.core.step import Row
+from engine.core.token_tree import child_of, path_to
 from engine.kernels.buffers import from_device, to_device
 from engine.kernels.logprobs import logprobs
 from engine.multimodal.image_input import FIRST_IMAGE_ID
@@ -140,8 +141,8 @@ class JobListener(Protocol):
         """Hears that a sequence's newest token came from this row of the step's logits."""
         ...
 
-    def verified(self, row: Row, count: int) -> None:
-        """Takes over the first `count` tokens of a row's draft, which the span has sampled itself."""
+    def verified(self, row: Row, path: Sequence[int]) -> None:
+        """Takes over the tokens `path` of a row's draft, which the span has sampled itself, from its beginning on."""
         ...
 
 
@@ -240,8 +241,8 @@ class OutputProcessor:
                 continue
             spans.append(SpanRows(seq, job, at - 1 - len(draft), row if draft else None))
             requests.append(row_sampling(seq, job, unknown))
-            if draft:
-                requests.extend(row_sampling(seq, job, 0, draft[:count]) for count in range(1, len(draft) + 1))
+            paths = (path_to(row.parents, node) for node in range(len(draft)))
+            requests.extend(row_sampling(seq, job, 0, tuple(draft[at] for at in path)) for path in paths)
             index.extend(range(at - 1 - len(draft), at))
         spans += mixed.spans
         requests += [row_sampling(each.seq, each.job) for each in mixed.spans]
@@ -344,23 +345,26 @@ class OutputProcessor:
     def _take_draft(
         self, begun: SamplingInFlight, sampled: SampledTokens, row: Row, each: SpanRows, first: int
     ) -> bool:
-        """Takes the samples after a sequence's newest token and after each token of its draft, as long as the draft is
-        what the span has sampled itself: later samples are of another text. Returns whether there is any output."""
-        seq, job, draft, length, taken = row.seq, each.job, row.draft, row.end, 0
-        made = len(job.fresh)
-        while self._take_one(begun, sampled, seq, job, first + taken):
-            self._ending.sampled(seq, each.at + taken)
+        """Takes the samples after a sequence's newest token and after tokens of its draft, along the path that the span
+        has sampled itself: the others are of another text. Returns whether there is any output."""
+        seq, job, path = row.seq, each.job, list[int]()
+        made, node = len(job.fresh), -1
+        while self._take_one(begun, sampled, seq, job, first + 1 + node):
+            self._ending.sampled(seq, each.at + 1 + node)
             if not self._span_state.make_output(seq, job) and seq.job is job:
                 self._ending.finish(seq)
-            taken = len(seq.tokens) - length
-            if tuple(seq.tokens[length:]) != draft[:taken]:  # nor has the sample after a whole draft one
+            while len(path) < len(seq.tokens) - row.end:
+                following = child_of(row.draft, row.parents, node, seq.tokens[row.end + len(path)])
+                if following is None:
+                    break
+                path.append(node := following)
+            if len(path) < len(seq.tokens) - row.end:  # nor has the sample after a whole draft one
                 break
             job.fresh[made:] = [replace(output, drafted=bool(output.token_ids)) for output in job.fresh[made:]]
             made = len(job.fresh)
             if seq.job is not job:
                 break
-        matched = zip(draft, seq.tokens[length:], strict=False)
-        self._ending.verified(row, next((n for n, (a, b) in enumerate(matched) if a != b), min(len(draft), taken)))
+        self._ending.verified(row, path)
         return bool(job.fresh)
 
     def _take_one(

@@ -11,7 +11,7 @@ is no swap. When nothing runs at all, prefixes that are likely to be asked for a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from engine.config import EngineConfig
@@ -20,6 +20,7 @@ from engine.core.prefix_warming import PrefixWarmer
 from engine.core.request import PrefillJob, SequenceState
 from engine.core.scheduler_stats import SchedulerStats
 from engine.core.step import Row, Step
+from engine.core.token_tree import Tree
 from engine.kv_cache.allocation import (
     IdleSequences,
     advance_kv,
@@ -40,7 +41,7 @@ from engine.speculation.draft_rows import DraftRows
 
 MAX_LOGITS = 512  # rows of logits in a step, unless it has more sequences: each takes a vocabulary of memory
 MAX_STEPS_AHEAD = 16  # steps scheduled ahead in a row while sequences wait: none could be admitted before
-NO_DRAFTS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+NO_DRAFTS: Mapping[int, Tree] = MappingProxyType({})
 MAX_FETCHES = 8  # times that a job waits for loads, before it recomputes missing blocks
 
 
@@ -69,7 +70,7 @@ class Scheduler:
         self.width = groups.width if groups else 1  # blocks of a table's entry
         self.tiers = [each for each in (tiers, None if states is None else states.tiers) if each is not None]
         self._max_running = config.max_running if states is None else min(config.max_running, states.pool.total)
-        self._drafts = DraftRows(pool, config.block_size, states, groups)
+        self.draft_rows = DraftRows(pool, config.block_size, states, groups)
         self._tails: list[tuple[int, BlockContent]] = []  # partial blocks that were dropped in this step
         self.stalled = False  # nothing can run before a block is loaded
         self._logits = MAX_LOGITS  # left for this step
@@ -204,7 +205,7 @@ class Scheduler:
 
     # -- one step
 
-    def schedule(self, drafts: Mapping[int, tuple[int, ...]] = NO_DRAFTS) -> Step:
+    def schedule(self, drafts: Mapping[int, Tree] = NO_DRAFTS) -> Step:
         """Chooses the next step's rows and allocates their blocks. `drafts`: proposed tokens by sequence, which run as
         far as the step has tokens, logits and empty blocks left: nothing is reclaimed or preempted for them."""
         self.take_loaded()
@@ -277,7 +278,7 @@ class Scheduler:
         for row in step.rows:
             seq = row.seq
             if seq.job is None and (not row.state or seq.state != row.state):
-                self._drafts.drop(row)
+                self.draft_rows.drop(row)
                 continue
             if isinstance(seq.job, PrefillJob):
                 self.counters.warmed_tokens += row.count
@@ -291,20 +292,20 @@ class Scheduler:
         for tiers in self.tiers:
             tiers.ran()
 
-    def accepted(self, row: Row, count: int) -> None:
-        """Records that the first `count` tokens of a row's draft are the sequence's, so that their K/V is valid."""
+    def accepted(self, row: Row, path: Sequence[int]) -> None:
+        """Records that the tokens `path` of a row's draft are the sequence's, so that their K/V is valid."""
         seq = row.seq
-        end = row.end + count
+        end = row.end + len(path)
         advance_kv(seq, end, self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
-        if not self._drafts.accept(row, count):
+        if not self.draft_rows.accept(row, path):
             seq.cursor = seq.state_len
 
     # -- parts
 
-    def _draft(self, rows: dict[int, Row], seq: SequenceState, draft: tuple[int, ...]) -> None:
+    def _draft(self, rows: dict[int, Row], seq: SequenceState, draft: Tree) -> None:
         """Adds a draft to a sequence's row. Prompts have the budget beside decodes; drafts have the rest of a step."""
         most = self._config.step_tokens + len(rows) - len(self.running) - sum(row.width for row in rows.values())
-        drafted = self._drafts.add(rows[seq.id], draft, min(most, self._logits), len(self.running))
+        drafted = self.draft_rows.add(rows[seq.id], draft, min(most, self._logits), len(self.running))
         self._logits -= drafted
         self._policy.charged(seq, drafted)
 
@@ -398,7 +399,7 @@ class Scheduler:
         self._preempt(seq, copying=row is not None and bool(row.copies))
         if row is None:
             return 0
-        self._drafts.drop(row)
+        self.draft_rows.drop(row)
         self._policy.charged(seq, -row.width)
         return row.width
 

@@ -15,6 +15,7 @@ class Row:
 
     Logits are needed from position `logits_from` (it may lie past the row). `copies`: block copies that must precede.
     `draft`: proposed tokens that follow in the same step, in a row that reaches the sequence's end; each needs logits.
+    `parents`: of a draft that is a tree in preorder, see `token_tree`; token i of it has the place of position end + i.
     With `sampled_at` its one token is the sample of that row in the step before, still unknown to the host. `state` is
     the slot of recurrent state that the row advances, and `state_copy` a copy of slots that must precede.
     """
@@ -28,6 +29,7 @@ class Row:
     state: int = 0
     state_copy: tuple[int, int] | None = None
     draft: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:

@@ -36,6 +36,7 @@ class Pieces:
     parts: Tensor
     part_weights: Tensor
     large_tile: int
+    branched: bool = False  # `blocks` has slots of branches, too: see `work.Rows.listed`
 
 
 def attend(
@@ -92,6 +93,12 @@ def attend_torch(
             first, end = piece[FIRST_KEY], piece[END_KEY]
             keys, values = whole.reshape(2, -1, kv_heads, width)[:, first:end].transpose(1, 2)
             places = torch.arange(first, end, device=query.device)
+            begin = int(pieces.blocks[piece[TABLE] - 2]) if pieces.branched else end
+            if begin < end:
+                at = max(begin, first)
+                after = piece[TABLE] + int(pieces.blocks[piece[TABLE] - 1]) - begin
+                own = _rows_at(cache, pieces.blocks[after + at : after + end].long())
+                keys[:, at - first :], values[:, at - first :] = own.transpose(1, 2)
             for i in range(piece[QUERIES]):
                 token = int(pieces.order[piece[FIRST_QUERY] + i])
                 q = query[token].float().view(kv_heads, -1, width)
@@ -116,6 +123,13 @@ def attend_torch(
             shares = torch.softmax(pieces.part_weights[some] / LOG2E, 0)
             out[token] = (shares.unsqueeze(-1) * pieces.parts[some]).sum(0).to(out.dtype)
     return out
+
+
+def _rows_at(cache: Tensor | QuantizedLayer, slots: Tensor) -> Tensor:
+    """Returns the keys and values at slots (n,): (2, n, kv_heads, head_dim) float32."""
+    if isinstance(cache, QuantizedLayer):
+        return cache.tokens(slots, torch.float32)
+    return cache.flatten(1, 2)[:, slots].float()
 
 
 def attend_triton(
@@ -178,6 +192,7 @@ def attend_triton(
             capped=softcap is not None,
             quantized=scales is not None,
             fp8=codes.dtype == torch.uint8,
+            branched=pieces.branched,
             stages=shape.stages,
             num_warps=shape.warps,
             num_stages=shape.stages,

@@ -8,6 +8,7 @@ layers. Knows shapes and block tables; nothing of tensors or of a device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,10 +82,24 @@ class Rows:
     contexts: NDArray[np.int64]
     tables: NDArray[np.int64]  # (rows, blocks)
     block_size: int
+    # of branches of token trees: (rows,) positions from which K/V lies at slots of its own, (rows, tokens), and not in
+    # the table; the row's context where there are none
+    branches: tuple[Sequence[int], NDArray[np.int64]] | None = None
 
     def listed(self) -> tuple[Ints, NDArray[np.int64]]:
-        """Returns all tables' blocks one after the other, and the offset of each row's first."""
+        """Returns all tables' blocks one after the other, and the offset of each row's first. With branches, before a
+        row's blocks are the position where its own slots begin and the number of the blocks, and after them the
+        slots."""
         counts = -(-self.contexts // self.block_size)
+        if self.branches is not None:
+            parts = [
+                np.concatenate([[begin, blocks], table[:blocks], slots[: context - begin]])
+                for begin, blocks, table, slots, context in zip(
+                    self.branches[0], counts, self.tables, self.branches[1], self.contexts, strict=True
+                )
+            ]
+            sizes = np.array([len(part) for part in parts])
+            return np.concatenate(parts).astype(np.int32), np.cumsum(sizes) - sizes + 2
         count, width = len(self.tables), int(counts.max(initial=0))
         if count * width <= 2 * counts.sum():  # copying padding costs less than leaving it out
             return self.tables[:, :width].astype(np.int32).ravel(), np.arange(count) * width
@@ -170,7 +185,10 @@ def _shared(rows: Rows, decodes: NDArray[np.int64], limits: WorkLimits) -> tuple
     """Finds prefixes that decode rows share, as deep as they go, and the key from which each row is on its own."""
     begin = np.zeros(len(rows.contexts), dtype=np.int64)
     found: list[Shared] = []
-    whole = (rows.contexts - 1) // rows.block_size  # a row's last key is its own: it was just written
+    own = rows.contexts - 1  # a row's last key is its own: it was just written
+    if rows.branches is not None:
+        own = np.minimum(own, rows.branches[0])
+    whole = own // rows.block_size
 
     def descend(members: NDArray[np.int64], start: int, depth: int) -> None:
         """`members` share all blocks below `depth`; the keys before block `start` are assigned."""

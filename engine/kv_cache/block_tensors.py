@@ -15,6 +15,20 @@ from torch import Tensor
 from engine.kernels import blocks as kernels
 
 
+def copy_slots(tensors: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """Copies single tokens of a paged cache, slots (source, destination), as if all were read before any is written.
+
+    Args:
+        tensors: of the cache, each (layers, parts, blocks, block_size, ...); a slot is `block * block_size + offset`.
+    """
+    if not pairs:
+        return
+    sources, destinations = torch.tensor(pairs, device=tensors[0].device).unbind(1)
+    for part in tensors:
+        slots = part.flatten(2, 3)
+        slots[:, :, destinations] = slots[:, :, sources]
+
+
 class BlockTensors:
     """The tensors of one pool's blocks."""
 

@@ -10,6 +10,7 @@ dequantized when it is gathered: attention itself computes in the model's dtype.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from engine.kernels import blocks as kernels
 from engine.kernels.buffers import zeros
+from engine.kv_cache.block_tensors import copy_slots
 from engine.kv_cache.kv_groups import KVGroups
 
 Coding = Literal["int8", "fp8", "int4"]
@@ -127,6 +129,13 @@ class QuantizedLayer:
         else:
             torch.mul(plain(codes), scales.unsqueeze(-1), out=out.view(codes.shape))
 
+    def tokens(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """Dequantizes the keys and values at slots (n,): (2, n, kv_heads, head_dim) of `dtype`."""
+        codes, scales = (part.flatten(1, 2)[:, slots] for part in (self.codes, self.scales))
+        if self.coding == "int4":
+            return decode_int4(codes, scales).to(dtype)
+        return torch.mul(plain(codes), scales.unsqueeze(-1)).to(dtype)
+
 
 class QuantizedCache:
     """`KVCache` quantized to 8 or 4 bits. `like` has the shape of a layer and the dtype of the computation."""
@@ -205,6 +214,10 @@ class QuantizedCache:
             sources, destinations = (list(each) for each in zip(*pairs, strict=True))
             for part in (self._codes, self._scales):
                 part[:, :, destinations] = part[:, :, sources]
+
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `KVCache.copy_slots`."""
+        copy_slots(self.tensors, pairs)
 
     def read_block(self, block: int, row: Tensor) -> None:
         """See `KVCache.read_block`: codes, then scales."""

@@ -60,7 +60,8 @@ class _Group:
     `tokens` finds the queries in the batch: a slice where they lie together, else (rows * queries,) indices, None for
     all of them. `mask` is additive; without one, every key counts (or, if `causal`, those at or before the query).
     Either `gathered` blocks are copied to `buffer`, of which `k` and `v` are views, or, for a lone row of neighbouring
-    blocks, `run` is the first of them and they are read where they are.
+    blocks, `run` is the first of them and they are read where they are. Of branches, `own` are the tokens of the buffer
+    that lie elsewhere, and their slots.
     """
 
     tokens: slice | Tensor | None
@@ -74,6 +75,7 @@ class _Group:
     buffer: Tensor | None = None  # (as many, block_size * kv_heads * head_dim)
     k: Tensor | None = None  # (rows, kv_heads, keys, head_dim); (kv_heads, shared heads, keys, head_dim) for a long row
     v: Tensor | None = None
+    own: tuple[Tensor, Tensor] | None = None
 
 
 class AttentionPlan:
@@ -187,7 +189,26 @@ class AttentionPlan:
             buffer.view(len(gathered), -1),
             near[0],
             near[-1],
+            self._own(rows, keys),
         )
+
+    def _own(self, rows: list[_Row], keys: int) -> tuple[Tensor, Tensor] | None:
+        """Returns the tokens of a group's buffer that are of branches, and where their K/V is."""
+        branches = self.batch.branches
+        if branches is None or not any(self._branches(row) for row in rows):
+            return None
+        width, size = branches.slots.shape[1], self._block_size
+        stride = size * max(row.count for row in rows)
+        begins = [branches.starts[row.index] - row.first * size if self._branches(row) else keys for row in rows]
+        at = torch.tensor(begins)[:, None] + torch.arange(width)
+        kept = (at >= 0) & (at < keys)
+        at += torch.arange(len(rows))[:, None] * stride
+        device = branches.slots.device
+        return at[kept].to(device), branches.slots[[row.index for row in rows]][kept.to(device)]
+
+    def _branches(self, row: _Row) -> bool:
+        branches = self.batch.branches
+        return branches is not None and branches.starts[row.index] < self.batch.context_lens[row.index]
 
     def _tokens(self, rows: list[_Row], queries: int) -> slice | Tensor:
         starts = [self.batch.query_starts[row.index] for row in rows]
@@ -198,7 +219,7 @@ class AttentionPlan:
 
     def _run(self, row: _Row) -> int | None:
         """Returns the first block, where the row's blocks are known to be neighbours in the cache."""
-        if not self._in_place or not self.batch.in_place:
+        if not self._in_place or not self.batch.in_place or self._branches(row):
             return None
         blocks = self._tables[row.index][row.first : row.first + row.count]
         return blocks[0] if blocks == list(range(blocks[0], blocks[0] + row.count)) else None
@@ -379,6 +400,13 @@ def _keys_and_values(cache: Tensor | QuantizedLayer, group: _Group, shared: int)
             cache.gather(group.gathered, group.buffer)
         else:
             torch.index_select(cache.view(parts * blocks, -1), 0, group.gathered, out=group.buffer)
+        if group.own is not None:
+            at, slots = group.own
+            tokens = group.buffer.view(parts, -1, kv_heads * width)
+            if isinstance(cache, QuantizedLayer):
+                tokens[:, at] = cache.tokens(slots, tokens.dtype).flatten(2)
+            else:
+                tokens[:, at] = cache.view(parts, -1, kv_heads * width)[:, slots]
         return group.k, group.v
     assert group.run is not None and not isinstance(cache, QuantizedLayer)
     token = kv_heads * width
@@ -438,6 +466,10 @@ def reference(
     shared = 1 if latent is not None else query.shape[1] // kv_heads
     for row in range(len(batch.context_lens)):
         rows = cache[:, batch.block_tables[row]].float().view(len(cache), -1, kv_heads, width)
+        if batch.branches is not None and batch.branches.starts[row] < batch.context_lens[row]:
+            begin, context = batch.branches.starts[row], batch.context_lens[row]
+            own = cache.view(len(cache), -1, kv_heads, width)[:, batch.branches.slots[row, : context - begin]]
+            rows[:, begin:context] = own.float()
         keys, values = rows if latent is None else _expanded(rows[0, :, 0], latent)
         for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
             position = int(batch.positions[token])

@@ -7,7 +7,7 @@ changes since the last step are written. Knows rows and their sequences' tables;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.step import Row, Step
+from engine.core.token_tree import path_to, runs
 from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
-from engine.kv_cache.block_tensors import BlockTensors
+from engine.kv_cache.block_tensors import BlockTensors, copy_slots
 from engine.kv_cache.kv_groups import KVGroups
 from engine.model.model_spec import GlobalHeads, ModelSpec
 from engine.model.recurrent.states import RecurrentStates
@@ -54,6 +55,7 @@ class Batch:
     features: Features | None = None
     windowed: tuple[tuple[Tensor, Tensor], ...] = ()  # the block tables and slots of each windowed K/V group
     first_key: int = 0  # no token attends to positions before it; on torch's layers alone
+    branches: Branches | None = None
 
     def of_table(self, table: int) -> Batch:
         """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
@@ -61,6 +63,16 @@ class Batch:
             return self
         block_tables, slots = self.windowed[table - 1]
         return replace(self, block_tables=block_tables, slots=slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The rows of a step that verify branches of token trees, whose K/V lies behind their sequences' in preorder. Row r
+    has the K/V of position p from `starts[r]` on at `slots[r, p - starts[r]]`; where that is the row's context, all is
+    in its block table. `slots` is (rows, tokens) int64, padded with zeros."""
+
+    starts: tuple[int, ...]
+    slots: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +200,10 @@ class KVCache(BlockTensors):
         parts = [part.unbind(0) for part in self._tensors]  # of `mtp`, too, which no place names
         return [parts[at][place] for at, place in self._places]
 
+    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies single tokens' K/V in every layer, see `kv_cache.block_tensors.copy_slots`."""
+        copy_slots(self.tensors, pairs)
+
     @cached_property
     def addresses(self) -> list[int]:
         """Returns where each layer's keys begin."""
@@ -213,6 +229,7 @@ class BatchLayout:
     wanted: list[int]
     windowed: tuple[Ints, Ints] | None = None  # tables (groups, rows, blocks) and slots of the windowed K/V groups
     images: tuple[list[int], list[int]] = ([], [])  # placeholders: where they are in `tokens`, and their ids
+    branches: tuple[tuple[int, ...], Ints] | None = None  # `Branches`
     follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
 
@@ -251,6 +268,7 @@ class Batching:
             states=tuple(row.state for row in step.rows),
             features=self.features(laid),
             windowed=() if laid.windowed is None else tuple(zip(*map(self._tensor, laid.windowed), strict=True)),
+            branches=None if laid.branches is None else Branches(laid.branches[0], self._tensor(laid.branches[1])),
         )
 
     def features(self, laid: BatchLayout) -> Features | None:
@@ -288,9 +306,19 @@ class Batching:
         written = tables[:, row_of, positions // size]  # each token's block, of each group
         slots = np.ascontiguousarray(np.where(positions < cached, NULL_BLOCK, written) * size + offsets)
         images = self._parted(tokens) if self._images is not None and has_images(tokens) else ([], [])
-        return BatchLayout(
-            tokens, positions, slots[0], starts, ends, tables[0], wanted, (tables[1:], slots[1:]), images, self._follows
+        laid = BatchLayout(
+            tokens,
+            positions,
+            slots[0],
+            starts,
+            ends,
+            tables[0],
+            wanted,
+            (tables[1:], slots[1:]),
+            images,
+            follows=self._follows,
         )
+        return _branched(laid, rows) if any(row.parents for row in rows) else laid
 
     def _parted(self, tokens: list[int]) -> tuple[list[int], list[int]]:
         """Replaces the placeholders among `tokens`; returns where they were, and their ids."""
@@ -339,3 +367,27 @@ class Batching:
 
     def _tensor(self, values: Ints | list[int]) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+
+
+def _branched(laid: BatchLayout, rows: Sequence[Row]) -> BatchLayout:
+    """Splits rows with token trees: each run of a tree is a row of its own, at its own depth."""
+    positions, starts, contexts = laid.positions.copy(), [0], list[int]()
+    of, begins, places = list[int](), list[int](), list[Ints]()
+    for at, row in enumerate(rows):
+        first = laid.starts[at] + row.count  # the draft's first token in the batch
+        for nodes in runs(len(row.draft), row.parents):
+            path = path_to(row.parents, nodes.stop - 1)
+            context = row.end + len(path)
+            positions[first + nodes.start : first + nodes.stop] = np.arange(context - len(nodes), context)
+            of.append(at)
+            starts.append(first + nodes.stop)
+            contexts.append(context)
+            begins.append(row.end if nodes.start else context)
+            places.append(laid.slots[first:][path if nodes.start else []])
+    slots = np.zeros((len(of), max(map(len, places))), dtype=np.int64)
+    for at, each in enumerate(places):
+        slots[at, : len(each)] = each
+    return replace(
+        laid, positions=positions, starts=starts, contexts=contexts, tables=laid.tables[of],
+        branches=(tuple(begins), slots),
+    )  # fmt: skip

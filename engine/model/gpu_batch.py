@@ -81,7 +81,7 @@ class PackedModel:
 
 def works_of(laid: BatchLayout, block_size: int, model: PackedModel) -> list[AttentionWork]:
     """Cuts the attention of a step, for each window."""
-    rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size)
+    rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size, laid.branches)
     return [cut(rows, model.limits, window) for window in model.windows]
 
 
@@ -174,8 +174,11 @@ class Packed:
                 into[first + used : first + size] = part[-1] if is_starts else 0
         return self._blocks_at + len(works[0].blocks)
 
-    def views(self, packed: Tensor, model: PackedModel, parts: Parts | None = None) -> DeviceStep:
-        """Returns the step in `packed`, int32 on the device. `parts` are made if not given."""
+    def views(
+        self, packed: Tensor, model: PackedModel, parts: Parts | None = None, *, branched: bool = False
+    ) -> DeviceStep:
+        """Returns the step in `packed`, int32 on the device. `parts` are made if not given; `branched`: it has branches
+        of token trees."""
         parts = parts or Parts.like(self.capacity, model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]
         pieces: dict[int | None, Pieces] = {}
@@ -192,6 +195,7 @@ class Packed:
                 parts.values,
                 parts.weights,
                 model.limits.large_tile,
+                branched,
             )
         return DeviceStep(views[0], views[1], views[2], views[3], pieces)
 
@@ -202,12 +206,13 @@ def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.dev
         batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
         list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
         batch.logits_at.tolist(),
+        branches=None if batch.branches is None else (batch.branches.starts, batch.branches.slots.cpu().numpy()),
     )  # fmt: skip
     works = works_of(laid, block_size, model)
     packed = Packed(capacity_of(laid, works))
     host = np.zeros(packed.size, dtype=np.int32)
     packed.fill(laid, works, host)
-    return packed.views(torch.from_numpy(host).to(device), model)
+    return packed.views(torch.from_numpy(host).to(device), model, branched=batch.branches is not None)
 
 
 def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) -> WorkLimits:

@@ -7,7 +7,7 @@ next replay. Steps travel from two host buffers: one is written while the other 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,10 @@ class GpuRunner:
         self._graphs.reverse()
         self._parts = parts  # kept: graphs know it by its address alone
 
+    def move_kv(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `engine.model.runner.TreeRunner`. The next step on the stream comes after it."""
+        self._kv.copy_slots(pairs)
+
     def run(self, step: Step) -> Tensor:
         """See `engine.model.runner.Runner`. The result is valid until the next step."""
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
@@ -195,7 +199,7 @@ class GpuRunner:
         used = packed.fill(laid, works, self._staging.take(packed.size))
         memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
         self._staging.send(used, memory)
-        return packed.views(memory, self._model)
+        return packed.views(memory, self._model, branched=laid.branches is not None)
 
     def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:
         """Returns the smallest graph that holds a step; None where it is no decode, has images, or needs more pieces

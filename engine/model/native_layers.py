@@ -233,6 +233,8 @@ class CpuLayers:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
         queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
+        branches = batch.branches
+        begins = None if branches is None else torch.tensor(branches.starts)
         turned = [each[rope].data_ptr() for rope in self._ropes for each in (rotations, of_queries)]
         turns = (ctypes.c_void_p * len(turned))(*turned)
         caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
@@ -260,6 +262,9 @@ class CpuLayers:
             last if scales is None else 0,
             None if groups is None else ctypes.addressof(groups[0]),
             None if groups is None else ctypes.addressof(groups[1]),
+            pointer(begins),
+            None if branches is None else branches.slots.data_ptr(),
+            0 if branches is None else branches.slots.stride(0),
         )
         first, every = 0, len(self._layers)
         while first < every:

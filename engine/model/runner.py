@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
-from engine.model.batch import Batch, Batching, Features, KVCache
+from engine.model.batch import Batch, Batching, Branches, Features, KVCache
 
 if TYPE_CHECKING:
     from engine.model.decoder import Decoder
@@ -133,9 +133,12 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
     if features is not None:
         inside = (features.at >= first) & (features.at < last)
         features = Features(features.at[inside] - first + within.start, features.rows[inside])
+    branches = None
+    if batch.branches is not None and batch.branches.starts[row] < batch.context_lens[row]:
+        branches = Branches(batch.branches.starts[row : row + 1], batch.branches.slots[row : row + 1])
     return Batch(
         tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within, features,
-        tuple(windowed),
+        windowed=tuple(windowed), branches=branches,
     )  # fmt: skip
 
 
@@ -147,6 +150,15 @@ class Runner(Protocol):
 
     def run(self, step: Step) -> Tensor:
         """Returns logits, fp32, (rows of logits of all rows in order, vocabulary)."""
+        ...
+
+
+@runtime_checkable
+class TreeRunner(Runner, Protocol):
+    """A runner that verifies token trees."""
+
+    def move_kv(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies the K/V of accepted tokens from slot to slot. No step may be running."""
         ...
 
 
@@ -224,6 +236,9 @@ class ModelRunner:
         """Hands each step and its batch, once it ran, with the final-normed states of all its tokens, (tokens, hidden),
         to `ran`."""
         self._follow = ran
+
+    def move_kv(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._kv.copy_slots(pairs)
 
     def run(self, step: Step) -> Tensor:
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])

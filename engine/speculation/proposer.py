@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple, TypeVar
 
 from engine.core.request import SequenceState
+from engine.core.token_tree import reordered
 
 GROUP = "ponder.proposers"  # of entry points: each names a subclass of Proposer, or a function that returns one
 T = TypeVar("T")
@@ -20,14 +21,40 @@ log = logging.getLogger(__name__)
 
 class DraftTokens(NamedTuple):
     """Proposed tokens. `confidence` (tokens,): of each, the estimated probability that the target samples it, given
-    that it samples those before it."""
+    that it samples those before it.
+
+    Several continuations are a token tree: `parents` (tokens,) has of each token the index of the one that it follows,
+    an earlier one, or -1 where it follows the sequence. Without parents each follows the one before. Tokens of one
+    parent differ."""
 
     tokens: tuple[int, ...] = ()
     confidence: tuple[float, ...] = ()
+    parents: tuple[int, ...] = ()
 
     def cut(self, count: int) -> DraftTokens:
         """Returns the first `count` tokens."""
-        return DraftTokens(self.tokens[:count], self.confidence[:count])
+        return DraftTokens(self.tokens[:count], self.confidence[:count], self.parents[:count])
+
+    def chosen(self, order: Sequence[int]) -> DraftTokens:
+        """Returns the tokens `order`, by index; each after its parent, which is among them."""
+        return DraftTokens(
+            tuple(self.tokens[at] for at in order),
+            tuple(self.confidence[at] for at in order),
+            reordered(self.parents, order) if self.parents else (),
+        )
+
+    def parent(self, at: int) -> int:
+        """Returns the index of the token that token `at` follows; -1: none."""
+        return self.parents[at] if self.parents else at - 1
+
+    def check(self) -> None:
+        """Raises ValueError unless there is a confidence for each token, and its parent, if any, comes before it."""
+        if len(self.confidence) != len(self.tokens) or len(self.parents) not in (0, len(self.tokens)):
+            raise ValueError("a draft needs a confidence for each token, and a parent for each or none")
+        if any(not -1 <= parent < at for at, parent in enumerate(self.parents)):
+            raise ValueError("a token of a draft comes before the one that it follows")
+        if self.parents and len(set(zip(self.parents, self.tokens, strict=True))) < len(self.tokens):
+            raise ValueError("a draft has one token twice after the same one")
 
 
 NOTHING = DraftTokens()
@@ -67,7 +94,14 @@ class PluginProposer(Proposer):
 
     def propose_all(self, asked: Sequence[tuple[SequenceState, int]], min_confidence: float) -> list[DraftTokens]:
         nothing = [NOTHING] * len(asked)
-        drafts = self._guarded(lambda inner: inner.propose_all(asked, min_confidence), nothing)
+
+        def checked(inner: Proposer) -> list[DraftTokens]:
+            drafts = inner.propose_all(asked, min_confidence)
+            for draft in drafts:
+                draft.check()
+            return drafts
+
+        drafts = self._guarded(checked, nothing)
         return [draft.cut(budget) for draft, (_, budget) in zip(drafts, asked, strict=True)]
 
     def sampled(self, seq: SequenceState, row: int) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from engine.core.request import SequenceState, SpanJob
 from engine.core.step import Row, Step
+from engine.core.token_tree import Tree, path_to, preorder
 from engine.multimodal.image_input import FIRST_IMAGE_ID
 from engine.outputs import SpeculationStats
 from engine.params import Span
@@ -61,16 +62,22 @@ class _Costs:
 
 
 class _Proposed(NamedTuple):
-    """A draft, and the probabilities that its first tokens are all right."""
+    """A draft, and of each token the probability that it and those before it are right: it never rises from one to the
+    next, so the first tokens of a tree are its likeliest."""
 
     proposer: str
     draft: DraftTokens
     survival: list[float]
 
+    @property
+    def likely(self) -> float:
+        """Returns the probability that the sequence goes on with one of its tokens."""
+        return sum(alive for at, alive in enumerate(self.survival) if self.draft.parent(at) < 0)
+
 
 class Speculator:
     """Drafts of one core. `order`: the proposers that a span without a wish of its own uses, the first one that has an
-    idea; `max_tokens` of a draft."""
+    idea; `max_tokens` of a draft. Without `trees`, of a token tree the best path is verified."""
 
     def __init__(
         self,
@@ -79,12 +86,15 @@ class Speculator:
         max_tokens: int,
         vocab_size: int = FIRST_IMAGE_ID,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        trees: bool = False,
     ) -> None:
         self._proposers = {each.name: each for each in proposers}
         self._order = tuple(order)
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._clock = clock
+        self._trees = trees
         self._costs = {each.name: _Costs() for each in proposers}
         self._records: dict[int, _Record] = {}
         self.times = StepTimes()
@@ -103,7 +113,7 @@ class Speculator:
         """Returns whether drafts may be proposed for a span."""
         return bool(self._order) if span.speculation is None else span.speculation.proposer != "off"
 
-    def drafts(self, running: Collection[SequenceState]) -> dict[int, tuple[int, ...]]:
+    def drafts(self, running: Collection[SequenceState]) -> dict[int, Tree]:
         """Returns the drafts to verify in the next step, by sequence; none beside a prompt that is being read."""
         asked: list[tuple[SequenceState, SpanJob, int]] = []
         for seq in running:
@@ -115,31 +125,40 @@ class Speculator:
             return {}
         found = self._proposed(asked, sum(seq.remaining for seq in running))
         lengths = chosen_lengths({id: each.survival for id, each in found.items()}, len(running), self.times)
+        chosen: dict[int, Tree] = {}
         for id, (name, draft, _) in found.items():
             record = self._records[id]
             for confidence in draft.confidence[lengths.get(id, 0) :][:1]:  # one that is not verified
                 self._costs[name].calibration.forget(confidence)
             if id not in lengths:
                 record.expected += (record.right - record.expected) * _FORGIVEN
-            record.proposer, record.confidence = name, draft.confidence[: lengths.get(id, 0)]
-        return {id: found[id].draft.tokens[:length] for id, length in lengths.items()}
+            verified = draft.cut(lengths.get(id, 0))
+            if verified.parents:
+                verified = verified.chosen(preorder(verified.parents))
+            record.proposer, record.confidence = name, verified.confidence
+            if verified.tokens:
+                chosen[id] = verified.tokens, verified.parents
+        return chosen
 
-    def verified(self, row: Row, count: int, *, ended: bool) -> None:
-        """Learns that the first `count` tokens of a row's draft were right, and the next one was not, unless the span
-        `ended` with them."""
+    def verified(self, row: Row, path: Sequence[int], *, ended: bool) -> None:
+        """Learns that the tokens `path` of a row's draft were right, and others after the same ones were not, unless
+        the span `ended` with them."""
         record = self._records[row.seq.id]
         costs = self._costs[record.proposer]
+        last, right, depths = path[-1] if path else -1, {-1, *path}, {-1: -1}
         for at, confidence in enumerate(record.confidence[: len(row.draft)]):
-            self._drafted_at[at] += 1
-            if at < count:
-                self._accepted_at[at] += 1
-            if at > count or (at == count and ended):
+            parent = row.parents[at] if row.parents else at - 1
+            depths[at] = depths[parent] + 1
+            self._drafted_at[depths[at]] += 1
+            if at in right:
+                self._accepted_at[depths[at]] += 1
+            if parent not in right or (parent == last and ended):
                 continue
-            record.right = _REMEMBERED * record.right + (at < count)
+            record.right = _REMEMBERED * record.right + (at in right)
             record.expected = _REMEMBERED * record.expected + costs.calibration.probability(confidence)
-            costs.calibration.learn(confidence, at < count)
+            costs.calibration.learn(confidence, at in right)
         self._rows += 1
-        self._accepted += count
+        self._accepted += len(path)
 
     def ran(self, step: Step, seconds: float) -> None:
         """Learns from the time of a step that only decodes."""
@@ -196,8 +215,7 @@ class Speculator:
             of_it = [
                 each
                 for each in asked
-                if name in self._names(each[1].span)
-                and (each[0].id not in best or best[each[0].id].survival[0] < _LIKELY)
+                if name in self._names(each[1].span) and (each[0].id not in best or best[each[0].id].likely < _LIKELY)
             ]
             costs, worth = self._costs[name], self._worth(name, tokens)
             if not of_it or (proposer.model and costs.likely < worth):
@@ -207,13 +225,13 @@ class Speculator:
             drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
             costs.took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
             for (seq, job, budget), draft in zip(of_it, drafts, strict=True):
-                kept = draft.cut(min(budget, self._allowed(job, draft.tokens)))
+                kept = self._kept(job, draft.cut(budget))
                 if not kept.tokens:
                     continue
-                survival = self._survival(self._records.setdefault(seq.id, _Record()), name, kept)
-                costs.likely += (survival[0] - costs.likely) * _SMOOTHED
-                if seq.id not in best or sum(survival) > sum(best[seq.id].survival):
-                    best[seq.id] = _Proposed(name, kept, survival)
+                found = self._rated(self._records.setdefault(seq.id, _Record()), name, kept)
+                costs.likely += (found.likely - costs.likely) * _SMOOTHED
+                if seq.id not in best or sum(found.survival) > sum(best[seq.id].survival):
+                    best[seq.id] = found
         return best
 
     def _names(self, span: Span) -> tuple[str, ...]:
@@ -227,21 +245,35 @@ class Speculator:
         marginal = self.times.seconds(tokens + 4) - alone
         return min(1.0, (self._costs[name].token_s + marginal / 4) * tokens / alone)
 
-    def _survival(self, record: _Record, name: str, draft: DraftTokens) -> list[float]:
-        """Returns the probabilities that the draft's first tokens are all right: of one, of two, …"""
+    def _rated(self, record: _Record, name: str, draft: DraftTokens) -> _Proposed:
+        """Returns a draft with its tokens' probabilities, a tree's likeliest first; or a tree's best path."""
         calibration = self._costs[name].calibration
-        alive, found = 1.0, list[float]()
-        for confidence in draft.confidence:
-            alive *= record.trust * calibration.probability(confidence)
-            found.append(alive)
-        return found
+        alive = [1.0]  # the last one is that of the sequence, before any token
+        for at, confidence in enumerate(draft.confidence):
+            alive.insert(at, alive[draft.parent(at)] * record.trust * calibration.probability(confidence))
+        order: Sequence[int] = range(len(draft.tokens))
+        if draft.parents:
+            order = sorted(order, key=lambda at: -alive[at])
+            if not self._trees:
+                paths = (path_to(draft.parents, at) for at in order)
+                order = max(paths, key=lambda path: sum(alive[at] for at in path))
+            draft = draft.chosen(order)
+        return _Proposed(name, draft, [alive[at] for at in order])
 
-    def _allowed(self, job: SpanJob, tokens: Sequence[int]) -> int:
-        """Counts the first tokens of a draft that may come: each is of the vocabulary, which an image's are not, none
-        ends the span, and the constraint takes each."""
-        ahead = None if job.modes is None else job.modes.lookahead()
-        for count, token in enumerate(tokens):
+    def _kept(self, job: SpanJob, draft: DraftTokens) -> DraftTokens:
+        """Returns the tokens of a draft that may come: each is of the vocabulary, which an image's are not, none ends
+        the span, and the constraint takes each after those before it."""
+        kept, last, ahead = list[int](), -1, None if job.modes is None else job.modes.lookahead()
+        for at, token in enumerate(draft.tokens):
+            parent = draft.parent(at)
+            if parent >= 0 and parent not in kept:
+                continue
+            if job.modes is not None and parent != last:  # the machine is at another token
+                ahead = job.modes.lookahead()
+                for before in path_to(draft.parents, parent):
+                    ahead.accept(draft.tokens[before])
+            last = at
             known = 0 <= token < self._vocab_size and token not in job.stop_ids
-            if not known or (ahead is not None and not ahead.accept(token)):
-                return count
-        return len(tokens)
+            if known and (ahead is None or ahead.accept(token)):
+                kept.append(at)
+        return draft if len(kept) == len(draft.tokens) else draft.chosen(kept)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.core.request import FollowerJob, SpanJob
 from engine.core.step import Row
+from engine.core.token_tree import Tree, path_to, runs
 from engine.kernels.buffers import to_device
 from engine.kernels.token_bitmask import apply_token_bitmask
 from engine.structured_output.compiler import Compiler
@@ -36,14 +37,14 @@ class Masks:
         self._filling: list[Future[list[Filled]]] = []
         self._count = 0
 
-    def start(self, modes: Sequence[ModeMachine], drafts: Sequence[tuple[int, ...]] | None = None) -> None:
+    def start(self, modes: Sequence[ModeMachine], drafts: Sequence[Tree] | None = None) -> None:
         """Starts filling a row from each of `modes`, which must not move before `apply`, and one more after each token
-        of its draft."""
-        drafts = drafts or [()] * len(modes)
+        of its draft: tokens, and their parents (see `token_tree`)."""
+        drafts = drafts or [((), ())] * len(modes)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
         self.wait()  # a step that failed may have left its threads writing
-        starts = list(accumulate((1 + len(draft) for draft in drafts), initial=0))
+        starts = list(accumulate((1 + len(tokens) for tokens, _ in drafts), initial=0))
         self._count = starts[-1]
         if self._count > len(self._bits):
             pinned = self._device.type == "cuda"
@@ -81,16 +82,18 @@ class Masks:
 Filled = bool | ConstraintFailed
 
 
-def _fill(rows: np.ndarray, modes: Sequence[ModeMachine], drafts: Sequence[tuple[int, ...]]) -> list[Filled]:
+def _fill(rows: np.ndarray, modes: Sequence[ModeMachine], drafts: Sequence[Tree]) -> list[Filled]:
     """Fills the rows of some machines and their drafts; a failure affects no other row."""
     filled: list[Filled] = []
-    for each, draft in zip(modes, drafts, strict=True):
+    for each, (tokens, parents) in zip(modes, drafts, strict=True):
         filled.append(_filled(each, rows[len(filled)]))
-        ahead = each.lookahead() if draft else each
-        for token in draft:
-            accepted = ahead.accept(token)
-            assert accepted, "a draft is cut where its span's constraint does not take it"
-            filled.append(_filled(ahead, rows[len(filled)]))
+        for nodes in runs(len(tokens), parents):
+            ahead = each.lookahead() if nodes else each
+            for node in path_to(parents, nodes.stop - 1):
+                accepted = ahead.accept(tokens[node])
+                assert accepted, "a draft is cut where its span's constraint does not take it"
+                if node in nodes:
+                    filled.append(_filled(ahead, rows[len(filled)]))
     return filled
 
 
@@ -114,12 +117,12 @@ class Masking:
 
     def __init__(self, masks: Masks | None) -> None:
         self._masks = masks
-        self._modes: dict[int, tuple[ModeMachine, tuple[int, ...]]] = {}  # by request, with the draft of its row
+        self._modes: dict[int, tuple[ModeMachine, Tree]] = {}  # by request, with the draft of its row
 
     def start(self, rows: Sequence[Row]) -> None:
         """Starts filling the masks of the rows that sample in this step."""
         self._modes = {}
-        ending = {row.seq.id: (row.seq.job, row.draft) for row in rows if row.end == len(row.seq)}
+        ending = {row.seq.id: (row.seq.job, (row.draft, row.parents)) for row in rows if row.end == len(row.seq)}
         for job, draft in ending.values():
             leading = job.leader.job if isinstance(job, FollowerJob) else job
             if not isinstance(leading, SpanJob) or leading.modes is None:

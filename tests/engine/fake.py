@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 
 from engine.core.request import SequenceState
 from engine.core.step import Step
+from engine.core.token_tree import path_to
 from engine.kernels.sampled_tokens import fill_sampled
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.transfers import at_once
-from engine.model.batch import Batching
+from engine.model.batch import Batch, Batching
 from engine.speculation.proposer import DraftTokens, Proposer
 
 VOCAB = 4
@@ -120,22 +122,29 @@ class FakeRunner:
                     assert not self._pool.is_shared(block), "a shared block is written to"
                     assert self._pool._content[block] is None, "a block that can be found is written to"
                     self._cache[slot] = (position, token)
-        for index, row in enumerate(step.rows):  # every query reads, whether its logits are wanted or not
-            first = batch.query_starts[index]
-            for at in range(first, batch.query_starts[index + 1]):
-                known = [*row.seq.tokens, *row.draft][: positions[at] + 1]
+        logits: dict[int, torch.Tensor] = {}
+        starts = list(accumulate((row.width for row in step.rows), initial=0))
+        for index, (first, end) in enumerate(pairwise(batch.query_starts)):
+            for at in range(first, end):  # every query reads, whether its logits are wanted or not
+                of = next(i for i, start in enumerate(starts[1:]) if at < start)
+                row = step.rows[of]
+                if (node := at - starts[of] - row.count) >= 0:
+                    known = row.seq.tokens + [row.draft[each] for each in path_to(row.parents, node)]
+                else:
+                    known = row.seq.tokens[: positions[at] + 1]
                 known += tokens[at : at + 1] if row.sampled_at is not None else []
                 for table, each in enumerate(seen):
-                    self._read(each.block_tables[index].tolist(), known, windowed=table > 0)
-        rows = []
-        for at in batch.logits_at.tolist():
-            index = next(i for i, start in enumerate(batch.query_starts[1:]) if at < start)
-            row = step.rows[index]
-            known = [*row.seq.tokens, *row.draft][: positions[at] + 1]
-            known += tokens[at : at + 1] if row.sampled_at is not None else []
-            rows.append(torch.nn.functional.one_hot(torch.tensor(next_token(known)), VOCAB).float() * 8)
+                    self._read(self._places(each, index, len(known)), known, windowed=table > 0)
+                logits[at] = torch.nn.functional.one_hot(torch.tensor(next_token(known)), VOCAB).float() * 8
+        rows = [logits[at] for at in batch.logits_at.tolist()]
         self._given = torch.stack(rows) if rows else torch.empty(0, VOCAB)
         return self._given
+
+    def move_kv(self, pairs: Sequence[tuple[int, int]]) -> None:
+        found = [self._cache[source] for source, _ in pairs]
+        for (_, to), cell in zip(pairs, found, strict=True):
+            assert not self._pool.is_shared(to // self._size), "a shared block is written to"
+            self._cache[to] = cell
 
     @property
     def block_nbytes(self) -> int:
@@ -159,14 +168,22 @@ class FakeRunner:
         cells = data.view(torch.int16).view(-1, 2).tolist()
         self._cache[block * self._size : (block + 1) * self._size] = [None if p < 0 else (p, t) for p, t in cells]
 
-    def _read(self, table: list[int], known: list[int], *, windowed: bool) -> None:
+    def _places(self, batch: Batch, row: int, count: int) -> list[int]:
+        """Returns the slots of the first `count` positions that a row of a batch reads."""
+        table = batch.block_tables[row].tolist()
+        places = [table[p // self._size] * self._size + p % self._size for p in range(count)]
+        if batch.branches is not None:
+            begin = batch.branches.starts[row]
+            places[begin:] = batch.branches.slots[row, : max(0, count - begin)].tolist()
+        return places
+
+    def _read(self, places: list[int], known: list[int], *, windowed: bool) -> None:
         """Checks that the cache holds the last tokens of `known` that its last one sees."""
         last, first = len(known) - 1, 0
         if windowed and self._groups is not None:
             window = self._groups.window
             first = max(0, last - last % window if self._groups.chunked else last - window + 1)
-        places = range(first, len(known))
-        found = [self._cache[table[p // self._size] * self._size + p % self._size] for p in places]
+        found = [self._cache[place] for place in places[first:]]
         assert found == list(enumerate(known))[first:], "the cache holds something else than the sequence's tokens"
 
     def _block(self, block: int) -> list[tuple[int, int] | None]:
@@ -174,7 +191,8 @@ class FakeRunner:
 
 
 class PlantedProposer(Proposer):
-    """Proposes the fake model's own tokens, or another one in `wrong` of 256 places, chosen by the text."""
+    """Proposes the fake model's own tokens, or another one in `wrong` of 256 places, chosen by the text; in half of
+    them both, the right one as a branch."""
 
     name = "planted"
 
@@ -182,12 +200,17 @@ class PlantedProposer(Proposer):
         self._wrong = wrong
 
     def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
-        text = list(seq.tokens)
-        for _ in range(budget):
+        text, tokens, parents, last = list(seq.tokens), list[int](), list[int](), -1
+        while len(tokens) < budget:
             token = next_token(text)
-            mark = hashlib.blake2b(bytes(text), digest_size=1, key=b"planted").digest()[0]
-            text.append(1 + token % 3 if mark < self._wrong else token)
-        return DraftTokens(tuple(text[len(seq) :]), (0.9,) * budget)
+            mark, both = hashlib.blake2b(bytes(text), digest_size=2, key=b"planted").digest()
+            other = [1 + token % 3] if mark < self._wrong else []
+            these = [*other, token][: budget - len(tokens)] if both % 2 else other or [token]
+            tokens += these
+            parents += [last] * len(these)
+            last = len(tokens) - 1
+            text.append(tokens[-1])
+        return DraftTokens(tuple(tokens), (0.9,) * budget, tuple(parents))
 
 
 class Letters:

@@ -44,6 +44,7 @@ class Task {
     context_ = a.contexts[row];
     // position of token t of the batch is t + offset
     offset_ = context_ - a.starts[row + 1];
+    branch_ = a.branches.begin(row, context_);
     begin_ = chunk_of_first(first);
   }
 
@@ -136,7 +137,8 @@ class Task {
         places[k] = -1;
         continue;
       }
-      places[k] = (table[block] * a_.block_size + within) * a_.kv_heads;
+      const int64_t slot = key < branch_ ? table[block] * a_.block_size + within : a_.branches.slot(row_, key);
+      places[k] = slot * a_.kv_heads;
       if (++within == a_.block_size) {
         within = 0;
         ++block;
@@ -176,7 +178,7 @@ class Task {
     if (a_.cache.quantized())
       score_rows(decoded_keys_ + room, p.columns);
     else
-      score(places, p.columns);
+      score(chunk, places, p.columns);
     weigh_in(chunk, packed_values_ + room, p);
   }
 
@@ -298,12 +300,12 @@ class Task {
   }
 
   // scores_[key][column] = k . q for the chunk's keys.
-  void score(const int64_t* places, int columns) {
+  void score(int64_t chunk, const int64_t* places, int columns) {
     const bf16* tiles[4];
     std::array<int64_t, 4> strides;
     for (int i = 0; i < 4; ++i) {
       const int64_t* keys = places + i * 16;
-      if (keys[15] >= 0 && a_.block_size % 16 == 0) {
+      if (chunk * kChunk + i * 16 + 16 <= branch_ && a_.block_size % 16 == 0) {
         tiles[i] = key_at(keys[0], kv_head_);
         strides[i] = a_.kv_heads * a_.width * 2;
         continue;
@@ -438,7 +440,7 @@ class Task {
   }
 
   const Attention& a_;
-  int64_t row_, kv_head_, first_, last_, group_, steps_, context_, offset_, begin_, packed_until_;
+  int64_t row_, kv_head_, first_, last_, group_, steps_, context_, branch_, offset_, begin_, packed_until_;
   bool several_;  // chunks of packed values, for tiles to come
   int64_t places_[kChunk];
   int ahead_ = 0;

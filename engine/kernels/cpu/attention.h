@@ -24,6 +24,16 @@ struct PagedLayer {
   bool quantized() const { return key_scales != nullptr; }
 };
 
+// Branches of token trees, as in engine.batch.Branches: (rows,) and (rows, stride), or null.
+struct Branches {
+  const int64_t *starts, *slots;
+  int64_t stride;
+
+  // The position from which on a row with this context has slots of its own.
+  int64_t begin(int64_t row, int64_t context) const { return starts ? starts[row] : context; }
+  int64_t slot(int64_t row, int64_t position) const { return slots[row * stride + position - starts[row]]; }
+};
+
 struct Attention {
   const bf16* queries;  // (tokens, heads * width), rows `query_stride` apart
   int64_t query_stride;
@@ -35,6 +45,7 @@ struct Attention {
   int64_t window;                    // 0: the whole context
   float scale;
   bf16* out;  // packed rows of width heads * width
+  Branches branches;
 };
 
 void attend(const Attention& attention, int threads);

@@ -51,6 +51,8 @@ class StepStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("rotations", "states", "caches", "scales")),
         *((name, ctypes.c_int64) for name in ("cache_elements", "scale_elements", "conv_elements")),
         *((name, ctypes.c_void_p) for name in ("layer_tables", "layer_slots")),
+        *((name, ctypes.c_void_p) for name in ("branch_starts", "branch_slots")),
+        ("branch_stride", ctypes.c_int64),
     ]
 
 

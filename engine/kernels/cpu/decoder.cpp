@@ -51,6 +51,7 @@ struct Step {
   int64_t conv_elements;      // of one convolution's first halves
   const int64_t* const* layer_tables;  // of each layer, those of its K/V group in place of `tables`; or null
   const int64_t* const* layer_slots;
+  Branches branches;
 };
 
 // A gated MLP of a mixture.
@@ -116,7 +117,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
     convolve(rows, tokens,
              {layer.taps, layer.tap_count, hidden, step.slots, step.tables, step.starts, step.contexts,
               step.table_stride, step.rows, step.block_size, step.caches[index],
-              step.caches[index] + step.conv_elements},
+              step.caches[index] + step.conv_elements, step.branches},
              packed, threads);
   } else {
     const PagedLayer cache = cache_of(step, index);
@@ -129,7 +130,8 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation + 1]};
     place(rows, tokens, heads, slots, cache, threads);
     attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, tables,
-            step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed},
+            step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed,
+            step.branches},
            threads);
   }
   const auto add = [&](const bf16* from, const Weight& weight, const float* post) {

@@ -174,6 +174,7 @@ void convolve(const bf16* joined, int64_t tokens, const Convolution& c, bf16* pa
   over_tokens(tokens, 3 * c.width, threads, [&](int64_t token) {
     const int64_t row = std::upper_bound(c.starts, c.starts + c.rows + 1, token) - c.starts - 1;
     const int64_t position = c.contexts[row] - c.starts[row + 1] + token;
+    const int64_t branch = c.branches.begin(row, c.contexts[row]);
     const bf16 *in = joined + token * 3 * c.width, *out = in + c.width, *values = out + c.width;
     const auto mixed = [&](int64_t at) {
       // its own product is made anew: a token that is computed again has no slot to read it from
@@ -181,7 +182,9 @@ void convolve(const bf16* joined, int64_t tokens, const Convolution& c, bf16* pa
       for (int64_t back = std::min(c.count - 1, position); back > 0; --back) {
         const int64_t before = position - back;
         const int64_t slot =
-            c.tables[row * c.table_stride + before / c.block_size] * c.block_size + before % c.block_size;
+            before < branch
+                ? c.tables[row * c.table_stride + before / c.block_size] * c.block_size + before % c.block_size
+                : c.branches.slot(row, before);
         const bf16* from = at < half ? c.low + slot * half + at : c.high + slot * half + at - half;
         sum = fmadd(load16(from), load(c.taps + (c.count - 1 - back) * c.width + at), sum);
       }

@@ -31,6 +31,7 @@ struct Convolution {
   const int64_t *slots, *tables, *starts, *contexts;  // as in engine.batch.Batch
   int64_t table_stride, rows, block_size;
   bf16 *low, *high;  // what each slot holds, in two halves: (slots, width / 2)
+  Branches branches;
 };
 
 // The gated short convolution of `joined` (tokens, 3 * width): gate in, gate out, values. The gated values go to their

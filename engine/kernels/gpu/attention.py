@@ -36,7 +36,7 @@ def _tiles(
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
     masked: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr,
-    stages: tl.constexpr,
+    branched: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Adds keys `low` to `high` to the running sums: `total` (rows, padded), `largest` and `weight` (rows,)."""
     component = tl.arange(0, padded)
@@ -45,7 +45,14 @@ def _tiles(
         key = start + tl.arange(0, tile)
         known = key < end_key
         block = tl.load(table + key // block_size, mask=known, other=0).to(tl.int64)
-        place = block * block_stride + (key % block_size) * token_stride + head * head_stride
+        within = key % block_size
+        if branched:  # keys of a branch have slots of their own: see `engine.kernels.work.Rows.listed`
+            begin = tl.load(table - 2)
+            own = known & (key >= begin)
+            slot = tl.load(table + tl.load(table - 1) + key - begin, mask=own, other=0)
+            block = tl.where(own, (slot // block_size).to(tl.int64), block)
+            within = tl.where(own, slot % block_size, within)
+        place = block * block_stride + within * token_stride + head * head_stride
         where = place[:, None] + component[None, :]
         if masked or padded != width:
             k = tl.load(keys + where, mask=known[:, None] & real[None, :], other=0)
@@ -55,7 +62,7 @@ def _tiles(
             k = widened(k, q.dtype, fp8)
         scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], tile], dtype=tl.float32))
         if quantized:
-            scale_at = block * scale_block_stride + (key % block_size) * scale_token_stride + head
+            scale_at = block * scale_block_stride + within * scale_token_stride + head
             scores *= tl.load(key_scales + scale_at, mask=known, other=0.0)[None, :]
         sharpness = factor
         if capped:  # c * tanh(s / c), with tanh(x) = 2 sigmoid(2x) - 1; `factor` is scale / c
@@ -95,7 +102,8 @@ def attend_kernel(
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     group: tl.constexpr, block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
     rows: tl.constexpr, tile: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr, stages: tl.constexpr,
+    windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr, branched: tl.constexpr,
+    stages: tl.constexpr,
 ):  # fmt: skip
     """One program is one piece and one K/V head: `rows` rows of (query, head of the group).
 
@@ -136,7 +144,7 @@ def attend_kernel(
             total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
             first_key, clear_from, end_key, factor, softcap, window,
             block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
-            block_size, width, padded, tile, True, windowed, capped, quantized, fp8, stages,
+            block_size, width, padded, tile, True, windowed, capped, quantized, fp8, branched, stages,
         )  # fmt: skip
         clear_to = tl.maximum(clear_to, clear_from)
     clear_to = clear_from + tl.maximum(clear_to - clear_from, 0) // tile * tile
@@ -144,13 +152,13 @@ def attend_kernel(
         total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
         clear_from, clear_to, end_key, factor, softcap, window,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
-        block_size, width, padded, tile, False, windowed, capped, quantized, fp8, stages,
+        block_size, width, padded, tile, False, windowed, capped, quantized, fp8, branched, stages,
     )  # fmt: skip
     total, largest, weight = _tiles(
         total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
         clear_to, end_key, end_key, factor, softcap, window,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
-        block_size, width, padded, tile, True, windowed, capped, quantized, fp8, stages,
+        block_size, width, padded, tile, True, windowed, capped, quantized, fp8, branched, stages,
     )  # fmt: skip
 
     total = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
@@ -249,6 +257,10 @@ def variants() -> list[Variant]:
                 f"attention d256 rows{rows} window softcap int8", 256, rows, windowed=True, capped=True, codes="i8"
             ),
             _variant(f"attention d128 rows{rows} group1 block64", 128, rows, group=1, block_size=64),
+            _variant(f"attention d128 rows{rows} branched", 128, rows, branched=True),
+            _variant(
+                f"attention d64 rows{rows} window int8 branched", 64, rows, windowed=True, codes="i8", branched=True
+            ),
         ]
     merge = {
         "out": "*bf16", "parts": "*fp32", "part_weights": "*fp32", "merged": "*i32", "starts": "*i32",
@@ -272,6 +284,7 @@ def _variant(
     block_size: int = 16,
     windowed: bool = False,
     capped: bool = False,
+    branched: bool = False,
 ) -> Variant:
     shape = shape_for(width, rows, 1 if codes else 2)
     types = {
@@ -286,7 +299,7 @@ def _variant(
     constants: dict[str, object] = {
         "group": group, "block_size": block_size, "width": width, "padded": padded_to(width),
         "rows": shape.rows, "tile": shape.tile, "windowed": windowed, "capped": capped,
-        "quantized": codes is not None, "fp8": codes == "u8", "stages": shape.stages,
+        "quantized": codes is not None, "fp8": codes == "u8", "branched": branched, "stages": shape.stages,
     }  # fmt: skip
     if codes is None:
         constants |= {"key_scales": None, "value_scales": None}

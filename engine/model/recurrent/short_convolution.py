@@ -19,6 +19,10 @@ def earlier_slots(batch: Batch, block_size: int, count: int) -> tuple[Tensor, Te
     positions = batch.positions[:, None] - torch.arange(count, 0, -1, device=starts.device)
     known = positions.clamp(min=0)
     slots = batch.block_tables[rows[:, None], known // block_size] * block_size + known % block_size
+    if batch.branches is not None and batch.branches.slots.shape[1]:
+        own = known - torch.tensor(batch.branches.starts, device=starts.device)[rows, None]
+        of_branch = batch.branches.slots[rows[:, None], own.clamp(0, batch.branches.slots.shape[1] - 1)]
+        slots = torch.where(own < 0, slots, of_branch)
     return slots, (positions >= 0).unsqueeze(-1)
 
 

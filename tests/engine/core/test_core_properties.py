@@ -32,6 +32,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     core: EngineCore  # from `start` on
     wrong: int | None = None  # in 256 drafted tokens; None: no drafts
+    trees = True  # whether they are verified; else their best paths
 
     @initialize(
         blocks=st.integers(5, 14),
@@ -81,7 +82,8 @@ class CoreMachine(RuleBasedStateMachine):
     def make_speculator(self) -> Speculator | None:
         if self.wrong is None:
             return None
-        return Speculator([PlantedProposer(self.wrong), SuffixProposer(gram=2)], ("planted", "suffix"), 5)
+        proposers = PlantedProposer(self.wrong), SuffixProposer(gram=2)
+        return Speculator(proposers, ("planted", "suffix"), 5, trees=self.trees)
 
     def send(self, command: m.Command) -> None:
         self.journal.sent(command)

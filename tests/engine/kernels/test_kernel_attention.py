@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -199,6 +199,46 @@ def test_a_shared_prefix_is_read_once(run: str, device: str) -> None:
 def test_a_launch_may_have_room_for_more(run: str, device: str) -> None:
     made = case([(1, 300), (1, 20), (1, 129)], device, dtype=torch.bfloat16)
     check(made, WorkLimits(2, 6), run, spare=5)
+
+
+def moved_to_slots(made: Case, begins: Sequence[int]) -> Case:
+    """The same case, with the K/V of each row from a position on at slots in other blocks, and nothing where it was."""
+    rows, size = made.rows, made.rows.block_size
+    spare = sum(-(-int(context - begin) // size) for begin, context in zip(begins, rows.contexts, strict=True))
+    quantized = isinstance(made.cache, QuantizedLayer)
+    parts = [made.cache.codes, made.cache.scales] if isinstance(made.cache, QuantizedLayer) else [made.cache]
+    parts = [torch.cat([part, part.new_zeros(2, spare, *part.shape[2:])], 1) for part in parts]
+    free = torch.randperm(spare * size, generator=torch.Generator().manual_seed(1)) + (parts[0].shape[1] - spare) * size
+    own = np.zeros((len(begins), max(int(c - b) for b, c in zip(begins, rows.contexts, strict=True))), dtype=np.int64)
+    for row, (begin, context) in enumerate(zip(begins, rows.contexts.tolist(), strict=True)):
+        positions = np.arange(begin, context)
+        at = torch.from_numpy(rows.tables[row, positions // size] * size + positions % size)
+        to, free = free[: len(at)], free[len(at) :]
+        own[row, : len(at)] = to
+        for part in parts:
+            slots = part.flatten(1, 2)
+            slots[:, to] = slots[:, at]
+            slots[:, at] = 77 if quantized else float("nan")
+    cache = QuantizedLayer(*parts) if quantized else parts[0]
+    return Case(replace(rows, branches=(begins, own)), made.query, cache, made.positions)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("coding", [None, "int8", "fp8"])
+@pytest.mark.parametrize(("window", "fixed"), [(None, None), (30, None), (None, 128)])
+def test_a_branch_is_read_from_its_slots(
+    run: str, coding: Coding | None, window: int | None, fixed: int | None, device: str
+) -> None:
+    """With the bits that it has in its blocks; a row without a branch beside it."""
+    made = case([(1, 150), (3, 66), (1, 40), (18, 290)], device, dtype=torch.bfloat16, coding=coding)
+    limits = WorkLimits(2, 8, fixed_keys=fixed)
+
+    def attended(which: Case) -> Tensor:
+        pieces = on(device, cut(which.rows, limits, window), 4, 32)
+        pieces = replace(pieces, branched=which.rows.branches is not None)
+        return RUNS[run](which.query, which.cache, pieces, which.positions, scale=0.2, window=window)
+
+    assert torch.equal(attended(moved_to_slots(made, [147, 61, 40, 250])), attended(made))
 
 
 def test_prefixes_are_found_as_deep_as_they_are_shared() -> None:

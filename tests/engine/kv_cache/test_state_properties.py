@@ -21,6 +21,8 @@ from tests.engine.kv_cache.test_kv_tier_properties import TieredMachine
 class StateMachine(CoreMachine):
     """`CoreMachine` on a model with recurrent layers: one slot to five."""
 
+    trees = False
+
     def make_core(self) -> None:
         if hasattr(self, "core"):
             self.core.close()

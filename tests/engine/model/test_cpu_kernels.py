@@ -16,12 +16,14 @@ from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import NativeLinear, TiledWeight
 from engine.kernels.cpu.compiling import MACHINES, file_name
+from engine.kv_cache.quantized_cache import Coding
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
 from tests.engine.model import tiny
 from tests.engine.model.instruction_sets import kernels_for
 from tests.engine.model.stepping import Stepper, apart
+from tests.engine.speculation.token_trees import TreeSteps, compare
 
 pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C++ here: {cpu.unavailable()}")
 
@@ -102,6 +104,17 @@ def test_bits_do_not_depend_on_the_batch_or_the_cut(decoder: Decoder, chunk: int
     alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
     together = Stepper(decoder, prompts(), block_size=block_size, seed=chunk).run(chunk)
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize(("length", "block_size"), [(1, 16), (61, 16), (140, 5)])
+@pytest.mark.parametrize("coding", [None, "int4"])
+def test_a_tree_has_the_bits_of_its_paths(
+    decoder: Decoder, length: int, block_size: int, coding: Coding | None
+) -> None:
+    """Across the border of two chunks of keys, in blocks that fit one and in others."""
+    if coding is not None and decoder.spec.conv_layers:
+        pytest.skip("short convolutions have no quantized cache")
+    compare(TreeSteps(decoder, length, block_size, coding=coding))
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(decoder: Decoder) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import CheckpointError, Engine, EngineConfig, Sampling, Span
 from engine.model.decoder import load_decoder
-from engine.speculation.medusa import Medusa, MedusaHeads
+from engine.speculation.medusa import Medusa, MedusaHeads, likeliest_tree
 from tests.engine.model import tiny
 from tests.engine.speculation.test_same_tokens import Recorder, answers, requests
 from tests.tiny import byte_tokenizer
@@ -96,6 +96,47 @@ async def test_the_state_is_the_one_that_the_newest_token_was_sampled_from(
             await seq.generate_all(Span(Sampling(temperature=0.0), max_tokens=12, ignore_eos=True))
     assert len(proposed) > 3
     assert all(newest == draft for newest, draft in proposed)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_the_first_heads_give_their_likeliest_tokens(tied: Path, tmp_path: Path, temperature: float) -> None:
+    """With their probabilities, at the span's temperature; its own sample is among them."""
+    config = EngineConfig(
+        str(tied), speculation="medusa", draft_model=str(heads(tmp_path / "heads", tied, 0.1)), dtype="float32"
+    )
+    async with await Engine.start(config) as engine:
+        medusa = engine._core._speculator._proposers["medusa"]
+        assert isinstance(medusa, Medusa)
+        whole, compared = medusa._choices, list[bool]()
+
+        def watched(logits, seqs):  # type: ignore[no-untyped-def]  # stands for _choices
+            exact = logits.clone().softmax(-1)
+            found = whole(logits, seqs)
+            for head, (choices, most) in enumerate(zip(found[0], (3, 2, 2), strict=True)):
+                assert len(choices) == most
+                top = set(exact[head, 0].topk(most).indices.tolist())
+                assert top >= {token for token, _ in choices[1:]}
+                compared.append({token for token, _ in choices} == top)
+                for token, probability in choices:
+                    assert probability == pytest.approx(float(exact[head, 0, token]), rel=1e-3)
+            return found
+
+        medusa._choices = watched  # type: ignore[method-assign]
+        async with await engine.open(range(3, 40)) as seq:
+            await seq.generate_all(Span(Sampling(temperature=temperature, seed=1), max_tokens=12, ignore_eos=True))
+    assert compared and (temperature > 0 or all(compared))
+
+
+def test_the_likeliest_paths_are_the_tree() -> None:
+    choices = [[(1, 0.6), (2, 0.3)], [(3, 0.5), (4, 0.4)], [(5, 0.9)]]
+    tree = likeliest_tree(choices, 6)  # 1: 0.6, then 1 3: 0.3, and 2, 1 3 5: 0.27, 1 4: 0.24, 1 4 5: 0.216
+    assert tree.tokens[0] == 1
+    assert set(zip(tree.tokens, tree.parents, strict=True)) >= {(2, -1), (3, 0), (4, 0)}
+    assert sorted(tree.confidence) == [0.3, 0.4, 0.5, 0.6, 0.9, 0.9]
+    tree.check()
+    assert likeliest_tree([[(1, 0.9)], [(2, 0.9)]], 5).parents == (), "a chain has none"
+    assert len(likeliest_tree(choices, 2).tokens) == 2
+    assert likeliest_tree([[(1, 0.05)], [(2, 0.05)]], 5).tokens == (1,), "what is hardly ever reached is left out"
 
 
 @pytest.mark.parametrize("layers", [1, 2])

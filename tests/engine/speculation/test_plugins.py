@@ -38,6 +38,15 @@ class Beyond(Proposer):
         return DraftTokens((10**7, -5)[len(seq) % 2 :], (0.9, 0.9)[len(seq) % 2 :])
 
 
+class Tangled(Proposer):
+    """Proposes a token that follows itself."""
+
+    name = "tangled"
+
+    def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
+        return DraftTokens((7, 8), (0.9, 0.9), (-1, 1))
+
+
 def broken() -> Proposer:
     raise ImportError("not installed")
 
@@ -46,7 +55,7 @@ def broken() -> Proposer:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def points(*, group: str) -> Sequence[EntryPoint]:
         assert group == GROUP
-        return [EntryPoint(name, f"{__name__}:{name}", group) for name in ("broken", "Echo", "Beyond")]
+        return [EntryPoint(name, f"{__name__}:{name}", group) for name in ("broken", "Echo", "Beyond", "Tangled")]
 
     monkeypatch.setattr(proposer, "entry_points", points)
 
@@ -74,3 +83,14 @@ async def test_tokens_that_there_are_not_are_cut_off(wide_model: Path) -> None:
     async with await Engine.start(config) as engine, await engine.open([7, 8, 9]) as seq:
         assert len((await seq.generate_all(Span(GREEDY, max_tokens=9, ignore_eos=True))).token_ids) == 9
         assert (await engine.stats()).speculation.drafted == 0
+
+
+async def test_a_plugin_with_a_malformed_tree_is_asked_no_more(
+    wide_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(str(wide_model), speculation="tangled", threads=1, kv_blocks=100)
+    async with await Engine.start(config) as engine, await engine.open([7, 8, 9]) as seq:
+        assert len((await seq.generate_all(Span(GREEDY, max_tokens=9, ignore_eos=True))).token_ids) == 9
+        assert (await engine.stats()).speculation.drafted == 0
+    assert "the proposer tangled failed, and is asked no more" in caplog.text
+    assert "a token of a draft comes before the one that it follows" in caplog.text

@@ -23,6 +23,7 @@ from engine.params import RepetitionDetection, Speculation
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 from engine.structured_output.layout import Constrained, Layout
 from engine.structured_output.spec import JsonSchema, Regex
+from tests.tiny import byte_tokenizer
 
 THINK, ANSWER, BEGIN, END = 258, 259, 260, 261  # tokens that switch modes; made likely where a layout has them
 AT_ONCE = 12  # requests: beside many that begin, little is drafted
@@ -199,6 +200,23 @@ async def test_prompts_are_read_beside_drafts(wide_model: Path) -> None:
     asked = [replace(each, span=replace(each.span, prompt_logprobs=at % 3)) for at, each in enumerate(made)]
     found, _ = await both(config, asked, 0.2)
     assert found.accepted > 0
+
+
+async def test_a_span_below_its_min_tokens_may_end_in_a_section_but_not_in_text(wide_model: Path) -> None:
+    """A draft that begins in free text and reaches into a section would be sampled as free text there."""
+    config = EngineConfig(str(wide_model), deterministic=True, kv_blocks=400, threads=1)
+    (quote,) = byte_tokenizer().encode('"').ids
+    span = Span(
+        Sampling(logit_bias={BEGIN: 5.0}), max_tokens=30, min_tokens=9, stop_token_ids=(quote,),
+        constraint=Constrained(SCHEMA, SECTIONS),
+    )  # fmt: skip
+    asked = [Request([5, 6, 7 + at], replace(span, sampling=replace(span.sampling, seed=at))) for at in range(12)]
+    recorder = Recorder()
+    plain, _ = await answers(replace(config, speculation="planted"), asked, recorder)
+    early = [tokens for tokens in recorder.spans.values() if BEGIN in tokens[2:] and len(tokens) < 9]
+    assert len(early) > 3, "they end with the section's first quotation mark"
+    got, _ = await answers(replace(config, speculation="planted"), asked, Planted(recorder.spans, 0.0))
+    assert got == plain
 
 
 async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> None:
