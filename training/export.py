@@ -19,7 +19,7 @@ from training.train_tokenizer import END_OF_TEXT, MARKS, TURN_END, TURN_START, c
 ABOUT = {
     "pebble": (
         "Pebble is a very small model (17 million parameters) that comes with Ponder, for trying it out as below. "
-        "For real questions start a larger one: ponder serve --model Qwen/Qwen3-4B"
+        "For real questions start a larger one:\nponder serve --model Qwen/Qwen3-4B"
     ),
     "pebble-draft": (
         "Pebble's draft, a model of one million parameters: it is made to guess ahead for Pebble, not for talking."

@@ -307,7 +307,8 @@ _of_worker: list[Reader] = []
 
 
 def _start_worker(reader: Reader) -> None:
-    os.nice(10)  # behind the process that trains
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(10)  # behind the process that trains
     torch.set_num_threads(1)
     _of_worker[:] = [reader]
 

@@ -107,7 +107,7 @@ class Attention(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, shapes: Shapes) -> Tensor:
     """Attends causally within each row. Takes (tokens, heads, head_dim), and returns (tokens, width)."""
     sizes = [rows * length for rows, length in shapes]
-    mixed = list[Tensor]()
+    mixed: list[Tensor] = []  # `list[Tensor]()` would end a compiled graph here
     for (rows, length), *parts in zip(shapes, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
         queries, keys, values = (part.view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
         of_rows = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
@@ -233,7 +233,7 @@ class Model(nn.Module):
     def _hidden(self, tokens: Tensor, at: Tensor, shapes: Shapes) -> tuple[Tensor, list[Scored]]:
         cos, sin = self.cos[at][:, None], self.sin[at][:, None]
         x = self.model.embed_tokens(tokens)
-        scored = list[Scored]()
+        scored: list[Scored] = []
         for layer in self.model.layers:
             x, queries, keys = layer(x, at[:, None], cos, sin, shapes)
             if queries is not None:

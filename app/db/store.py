@@ -11,6 +11,7 @@ leaves out rows with `deleted_at`. A deleted folder still holds its chats, which
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import logging
 import secrets
@@ -75,6 +76,11 @@ class Overview:
 
 
 _WORDS = 24  # of a snippet
+_MISSPELLED = 4  # letters of a word that may be misspelled
+_NEAREST, _NEAR = 5, 0.75  # words that are tried in its place, and how like they are to it at least (0 to 1)
+_VOCABULARY = text("CREATE VIRTUAL TABLE IF NOT EXISTS temp.text_words USING fts5vocab(main, text_index, row)")
+_ALIKE = text("""SELECT term FROM temp.text_words
+    WHERE length(term) BETWEEN :low AND :high AND (substr(term, 1, 2) = :begin OR substr(term, -2) = :end)""")
 
 # SQLite's full-text search; its index is in app/db/migrations/chats.
 _SEARCH = text("""
@@ -109,10 +115,29 @@ class ChatSearch:
         self._database = database
 
     async def find(self, user: str, text: str, limit: int) -> list[FoundChat]:
-        """The best first. A text fits that has all the words; the last may be the beginning of one."""
-        query = _query(text)
-        if not query:
+        """The best first. A text fits that has all the words; the last may be the beginning of one. Where none has, one
+        fits that has words near to them."""
+        words = [_quoted(word) for word in _words(text)]
+        if not words:
             return []
+        return await self._found(user, f"{' '.join(words)}*", limit) or await self._near(user, text, limit)
+
+    async def _near(self, user: str, text: str, limit: int) -> list[FoundChat]:
+        """Finds texts with words that are spelled nearly so. The index has the words of all users; what is found is
+        the user's."""
+        words = [word.casefold() for word in _words(text) if any(map(str.isalnum, word))]
+
+        def known(db: Connection) -> list[list[str]]:
+            db.execute(_VOCABULARY)
+            return [_spelled_alike(db, word) if len(word) >= _MISSPELLED else [] for word in words]
+
+        nearest = await asyncio.to_thread(_nearest, words, await self._database.read(known))
+        if not any(nearest):
+            return []
+        wanted = ([word, *others] for word, others in zip(words, nearest, strict=True))
+        return await self._found(user, " AND ".join(f"({' OR '.join(map(_quoted, each))})" for each in wanted), limit)
+
+    async def _found(self, user: str, query: str, limit: int) -> list[FoundChat]:
         # Marks that no text can have, as nobody knew them before.
         opens, closes = f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
         found = await self._database.rows(
@@ -124,11 +149,28 @@ class ChatSearch:
         ]
 
 
-def _query(text: str) -> str:
-    """Words as the index's language quotes them. A control character, which would end a quotation, is a space."""
-    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
-    quoted = ['"{}"'.format(word.replace('"', '""')) for word in words]
-    return f"{' '.join(quoted)}*" if quoted else ""
+def _words(text: str) -> list[str]:
+    """Returns the words of a text. A control character, which would end a quotation, is a space."""
+    return "".join(letter if letter.isprintable() else " " for letter in text).split()
+
+
+def _quoted(word: str) -> str:
+    """Returns a word as the index's language quotes it."""
+    return '"{}"'.format(word.replace('"', '""'))
+
+
+def _spelled_alike(db: Connection, word: str) -> list[str]:
+    """Returns the index's words of about the length of `word` that begin or end as it does."""
+    ends = {"begin": word[:2], "end": word[-2:], "low": len(word) - 2, "high": len(word) + 2}
+    return list(db.scalars(_ALIKE, ends))
+
+
+def _nearest(words: list[str], known: list[list[str]]) -> list[list[str]]:
+    """Returns of each word the known ones that differ from it by a slip or two."""
+    return [
+        [each for each in difflib.get_close_matches(word, others, _NEAREST, _NEAR) if each != word]
+        for word, others in zip(words, known, strict=True)
+    ]
 
 
 def _marked(snippet: str, opens: str, closes: str) -> tuple[str, list[tuple[int, int]]]:

@@ -4,17 +4,16 @@ earlier answers.
 Prompts are in the sequence, so an answer that quotes a passage, repeats a tool's result or returns edited code is found
 there (prompt lookup, Saxena 2023; SuffixDecoding, Oliaro et al. 2024). The index maps each `gram` of tokens to its
 newest occurrence, and each occurrence to the one before; the newest few are compared backwards, and the longest match
-wins. Where several are as long and went on differently, their continuations are a token tree. It takes a fraction of a
-suffix automaton's memory and finds the same match but where a longer one is older than those few.
+wins. It takes a fraction of a suffix automaton's memory and finds the same match but where a longer one is older than
+those few.
 """
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import count
+from operator import itemgetter
 
 from engine.core.request import SequenceState, SpanJob
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
@@ -79,43 +78,6 @@ def longest_match(index: GramIndex, known: Sequence[int], text: Sequence[int]) -
     return (position, best) if best >= index.gram else (0, 0)
 
 
-def other_matches(index: GramIndex, known: Sequence[int], text: Sequence[int], position: int, length: int) -> list[int]:
-    """Returns the positions of matches as long as the one that `longest_match` has found, newest first. Of the longest
-    that are compared there are none: they are sure enough."""
-    if length == MAX_MATCH:
-        return []
-    end = text[-length:]
-    after = (each + 1 for each in index.occurrences(text))
-    return [at for at in after if length <= at < len(known) and at != position and known[at - length : at] == end]
-
-
-def merged(continuations: Sequence[Sequence[int]], confidence: float, budget: int) -> DraftTokens:
-    """Returns the tree of the `budget` likeliest tokens of several continuations, the newest first. Each token has its
-    share of the `confidence`, by how many of those that reach its parent go on with it."""
-    tokens, shares, parents = list[int](), list[float](), list[int]()
-    ahead: list[tuple[float, int, float, int, Sequence[Sequence[int]]]] = []  # the likeliest first
-
-    def expand(reached: Sequence[Sequence[int]], depth: int, parent: int, alive: float) -> None:
-        by_token: dict[int, list[Sequence[int]]] = {}
-        for each in reached:
-            if depth < len(each):
-                by_token.setdefault(each[depth], []).append(each)
-        for these in by_token.values():
-            share = confidence * len(these) / sum(map(len, by_token.values()))
-            heapq.heappush(ahead, (-alive * share, next(order), share, parent, these))
-
-    order, depths = count(), list[int]()
-    expand(continuations, 0, -1, 1.0)
-    while ahead and len(tokens) < budget:
-        negated, _, share, parent, these = heapq.heappop(ahead)
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        tokens.append(these[0][depths[-1]])
-        shares.append(share)
-        parents.append(parent)
-        expand(these, depths[-1] + 1, len(tokens) - 1, -negated)
-    return DraftTokens(tuple(tokens), tuple(shares), tuple(parents))
-
-
 class SuffixProposer(Proposer):
     """Looks up matches of `gram` tokens or more; with `pooled` also in what the tenant's spans have answered before."""
 
@@ -130,28 +92,20 @@ class SuffixProposer(Proposer):
     def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
         text = seq.tokens
         known: Sequence[int] = text
-        index: GramIndex | None = self._index(seq)
-        assert index is not None
-        position, length = longest_match(index, text, text)
-        predicted = self._predicted(seq)
-        if predicted[1] > length:
-            (position, length, known), index = predicted, None
+        position, length = longest_match(self._index(seq), text, text)
+        position, length, known = max((position, length, known), self._predicted(seq), key=itemgetter(1))
         if self._pooled and length < MAX_MATCH and seq.root in self._pools:
-            of_answers, answers = self._pools[seq.root]
-            elsewhere, longer = longest_match(of_answers, answers, text)
+            index, answers = self._pools[seq.root]
+            elsewhere, longer = longest_match(index, answers, text)
             if longer > length:
-                position, length, known, index = elsewhere, longer, answers, of_answers
+                position, length, known = elsewhere, longer, answers
         if not length:
             return NOTHING
-        # a longer match is surer, and each token beyond it is less so; the engine learns how much
-        confidence = length / (length + 2)
         tokens = list(known[position : position + budget])
-        others = [] if index is None else other_matches(index, known, text, position, length)
-        if any(known[at : at + budget] != tokens[: len(known) - at] for at in others):
-            return merged([tokens, *(known[at : at + budget] for at in others)], confidence, budget)
         while len(tokens) < budget and known is text:  # the match reaches the end: the text repeats itself
             tokens += tokens[: budget - len(tokens)]
-        return DraftTokens(tuple(tokens), (confidence,) * len(tokens))
+        # a longer match is surer, and each token beyond it is less so; the engine learns how much
+        return DraftTokens(tuple(tokens), (length / (length + 2),) * len(tokens))
 
     def ended(self, seq: SequenceState, start: int) -> None:
         if not self._pooled or len(seq) - start < self._gram:

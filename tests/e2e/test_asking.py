@@ -337,7 +337,7 @@ def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None
     page.keyboard.press("Shift+Tab")
     expect(control(page, "Thinking")).to_be_focused()
     box.focus()
-    for name in ("Show a picture", "Add files"):
+    for name in ("Dictate", "Show a picture", "Add files"):
         page.keyboard.press("Shift+Tab")
         expect(page.get_by_role("button", name=name)).to_be_focused()
     page.keyboard.press("Shift+Tab")

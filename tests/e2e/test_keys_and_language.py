@@ -87,3 +87,53 @@ def test_an_answer_in_german_has_german_numbers(fake: FakeServer, new_page: NewP
     page.get_by_role("button", name="Tempo und Größe dieser Antwort").click()
     expect(page.get_by_role("article", name="Ponder")).to_contain_text("Tokens/s")
     expect(page.get_by_role("article", name="Du")).to_have_text("Ja?")
+
+
+SPEECH = """
+window.spoken = [];
+speechSynthesis.speak = (said) => window.spoken.push(said);
+speechSynthesis.cancel = () => window.spoken.push("cancelled");
+window.SpeechRecognition = window.webkitSpeechRecognition = class extends EventTarget {
+    start() { window.hearing = this; }
+    stop() { this.dispatchEvent(new Event("end")); }
+    hear(words) {
+        const results = [Object.assign([{ transcript: words }], { isFinal: true })];
+        this.dispatchEvent(Object.assign(new Event("result"), { results, resultIndex: 0 }));
+    }
+    fail(error) { this.dispatchEvent(Object.assign(new Event("error"), { error })); }
+};
+"""
+
+
+def test_an_answer_is_read_aloud_by_sentences_without_its_code(new_page: NewPage, fake: FakeServer) -> None:
+    fake.play(answer("It is **red**. So is that.\n\n```python\nprint(1)\n```\n"))
+    page = new_page()
+    page.add_init_script(SPEECH)
+    page.goto(fake.url)
+    page.get_by_role("textbox", name="Message").fill("Which colour?")
+    page.keyboard.press("Enter")
+    button = page.get_by_role("button", name="Read aloud")
+    button.click()
+    assert page.evaluate("spoken.map(each => each.text)") == ["It is red.", "So is that."]
+    page.get_by_role("button", name="Stop reading").click()
+    assert page.evaluate("spoken.at(-1)") == "cancelled"
+    button.click()
+    page.evaluate("spoken.at(-1).onend()")
+    expect(button).to_be_visible()
+
+
+def test_a_message_is_dictated_and_what_fails_is_said(new_page: NewPage, fake: FakeServer) -> None:
+    page = new_page()
+    page.add_init_script(SPEECH)
+    page.goto(fake.url)
+    box = page.get_by_role("textbox", name="Message")
+    box.fill("Please,")
+    button = page.get_by_role("button", name="Dictate")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    page.evaluate("hearing.hear('tell me a tale')")
+    expect(box).to_have_value("Please, tell me a tale")
+    page.evaluate("hearing.fail('not-allowed')")
+    expect(page.get_by_text("the microphone is not allowed")).to_be_visible()
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")

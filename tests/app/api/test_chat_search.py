@@ -46,6 +46,21 @@ def test_a_text_is_found_by_all_of_its_words(ana: httpx.Client, query: str, mark
         assert found[0]["message_id"] == read(ana, chat)["messages"][0]["id"] and found[0]["title"] == "t"
 
 
+@pytest.mark.parametrize(
+    ("query", "marks"),
+    [
+        ("lighthuose", ["lighthouse"]), ("LIGHTHOSE granit", ["lighthouse", "granite"]),
+        ("granate built", ["granite", "built"]), ("lit", []), ("lighthuose copper", []), ("zeplin", []), ("!! ???", []),
+    ],
+)  # fmt: skip
+def test_words_that_nothing_has_are_taken_for_others_near_to_them(
+    ana: httpx.Client, bob: httpx.Client, query: str, marks: list[str]
+) -> None:
+    told(ana, "The lighthouse is built of granite.", "Is it?")
+    told(bob, "A zeppelin of copper.", "Is it?")
+    assert [sorted(marked(each)) for each in find(ana, query)] == ([sorted(marks)] if marks else [])
+
+
 def test_what_is_in_a_title_is_found_without_a_message(ana: httpx.Client) -> None:
     chat = told(ana, "?", "!", title="Granite dams")
     (found,) = find(ana, "granite")

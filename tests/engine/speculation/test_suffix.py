@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.request import SequenceState, SpanJob
-from engine.core.token_tree import path_to
 from engine.params import Span, Speculation
-from engine.speculation.proposer import NOTHING, DraftTokens
+from engine.speculation.proposer import NOTHING
 from engine.speculation.suffix import (
     FEED,
     MAX_INDEXES,
@@ -20,7 +19,6 @@ from engine.speculation.suffix import (
     GramIndex,
     SuffixProposer,
     longest_match,
-    merged,
 )
 
 texts = st.lists(st.integers(0, 2), max_size=60)
@@ -64,29 +62,6 @@ def test_a_draft_is_what_followed_the_longest_match() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 5, 7, 8, 0, 1, 2, 3, 4, 5]
     assert SuffixProposer().propose(sequence(tokens), 3).tokens == (6, 9, 2)
     assert SuffixProposer().propose(sequence([*tokens, 11]), 3) == NOTHING
-
-
-def test_what_followed_matches_of_one_length_is_a_tree() -> None:
-    draft = SuffixProposer().propose(sequence([0, 1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 6, 8, 1, 2, 3, 4]), 4)
-    assert [at for at, parent in enumerate(draft.parents) if parent < 0] == [0, 1]
-    assert draft.tokens[:2] == (6, 5), "the newest first"
-    assert draft.confidence[:2] == (4 / 6 / 2,) * 2, "half of those of one continuation each"
-    same = SuffixProposer().propose(sequence([0, 1, 2, 3, 4, 6, 8, 7, 1, 2, 3, 4, 6, 8, 1, 2, 3, 4]), 2)
-    assert same == DraftTokens((6, 8), (4 / 6,) * 2), "they agree"
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=6), st.integers(1, 12))
-def test_a_tree_has_the_tokens_that_most_continuations_reach(continuations: list[list[int]], budget: int) -> None:
-    tree = merged(continuations, 0.8, budget)
-    tree.check()
-    assert len(tree.tokens) <= budget
-    paths = [tuple(tree.tokens[each] for each in path_to(tree.parents, at)) for at in range(len(tree.tokens))]
-    prefixes = {tuple(each[:length]) for each in continuations for length in range(1, len(each) + 1)}
-    assert set(paths) <= prefixes
-    assert len(set(paths)) == len(paths) == min(budget, len(prefixes))
-    most = max(sum(each[0] == token for each in continuations) for token in range(3))
-    assert sum(each[0] == tree.tokens[0] for each in continuations) == most
-    assert tree.confidence[0] == 0.8 * most / len(continuations)
 
 
 def test_a_text_that_repeats_itself_is_continued_beyond_its_end() -> None:

@@ -98,6 +98,14 @@ export const de: Strings = {
 
   welcome: "Frag, und sieh beim Denken zu.",
   starters: "Beginne mit einer davon",
+  speech: {
+    read: "Vorlesen",
+    stop: "Nicht weiter vorlesen",
+    dictate: "Diktieren",
+    about: "Diktieren. Der Browser macht aus Sprache Text und schickt dafür vielleicht, was er hört, an seinen Hersteller.",
+    failed: (error: string) =>
+      `Es war nichts zu hören${error === "not-allowed" ? ": Das Mikrofon ist nicht erlaubt." : "."}`,
+  },
   example: {
     tool: "Ein Werkzeug aufrufen",
     document: "Ein Dokument fragen",

@@ -92,6 +92,13 @@ export const en = {
 
   welcome: "Ask, and watch it think.",
   starters: "Start with one of these",
+  speech: {
+    read: "Read aloud",
+    stop: "Stop reading",
+    dictate: "Dictate",
+    about: "Dictate. Your browser turns speech into text, and may send what it hears to its maker for that.",
+    failed: (error: string) => `Nothing could be heard${error === "not-allowed" ? ": the microphone is not allowed." : "."}`,
+  },
   example: {
     tool: "Call a tool",
     document: "Ask a document",
