@@ -29,6 +29,8 @@ def groups_of(blocks: int, config: EngineConfig) -> KVGroups:
 class GroupMachine(CoreMachine):
     """`CoreMachine` with windowed groups, in a pool for the longest sequence that the other machine has."""
 
+    trees = False
+
     def make_core(self) -> None:
         if hasattr(self, "core"):
             self.core.close()
@@ -46,6 +48,8 @@ class GroupMachine(CoreMachine):
 
 class TieredGroupMachine(TieredMachine):
     """`TieredMachine` with windowed groups."""
+
+    trees = False
 
     def begin(self, blocks: int, config: EngineConfig) -> None:
         self.groups = groups_of(blocks, config)
