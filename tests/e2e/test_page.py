@@ -178,7 +178,7 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
     expect(box(page)).to_be_focused()
     expect(page.get_by_role("link", name="one two")).to_be_visible()
     page.get_by_role("link", name="Skip to the message box").focus()
-    for _ in range(20):
+    for _ in range(24):
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
         name = page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.innerText")
         assert shown or name == "Message", f"{name} does not show its focus"  # the box's frame shows it instead

@@ -284,7 +284,7 @@ def test_a_chat_that_was_open_goes_on_after_a_restart(page: Page, server: RealSe
     page.get_by_role("button", name="Retry").last.click()
     settled(page)
     assert shown(page) == TALE
-    assert page.get_by_role("article", name="You").all_inner_texts() == ["think once", "tale of it"]
+    expect(page.get_by_role("article", name="You")).to_have_text(["think once", "tale of it"])
 
 
 def test_an_engine_that_breaks_in_mid_answer_is_told_with_what_was_kept(
