@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bench.page.browsing import Json, browser, scripted, spread
+from tests.app.chatting import file, imported, message
 
 if TYPE_CHECKING:
     from tests.e2e.support.real_server import RealServer
@@ -41,20 +42,13 @@ SHOWN = """([words, count]) => new Promise((resolve) => {
 
 def _import(server: RealServer, count: int) -> str:
     """Adds a chat of so many messages, and returns its id."""
-    messages = [
-        {
-            "id": str(at), "parent_id": str(at - 1) if at else None, "role": "assistant" if at % 2 else "user",
-            "content": f"{ANSWER} {at}" if at % 2 else f"What about number {at}?", "created_at": 1000 + at,
-        }
-        for at in range(count)
-    ]  # fmt: skip
-    chat = {
-        "title": f"{count} messages", "created_at": 1000, "updated_at": 1000 + count, "leaf_id": str(count - 1),
-        "messages": messages,
-    }  # fmt: skip
-    reply = server.http.post("/api/chats/import", json={"format": "ponder.chats", "version": 1, "chats": [chat]})
-    reply.raise_for_status()
-    return str(reply.json()["chat_ids"][0])
+    words = (f"{ANSWER} {at}" if at % 2 else f"What about number {at}?" for at in range(count))
+    chain = [
+        message(f"m{at}", f"m{at - 1}" if at else None, ("user", "assistant")[at % 2], text)
+        for at, text in enumerate(words)
+    ]
+    (chat,) = imported(server.http, file(*chain))
+    return chat
 
 
 def long_chats() -> Json:
