@@ -51,6 +51,14 @@ def asking(new_page: NewPage, url: str, **options: object) -> Page:
     return page
 
 
+def example(new_page: NewPage, url: str, name: str) -> tuple[Page, Locator]:
+    """Presses an example of the first screen; returns the page and the answer."""
+    page = new_page()
+    page.goto(url)
+    page.get_by_role("button", name=name).click()
+    return page, page.get_by_role("article", name="Ponder").last
+
+
 def panel(page: Page) -> Locator:
     return page.get_by_role("dialog", name=re.compile("^Passage of "))
 
@@ -67,10 +75,7 @@ def told(source: SourceShown, sources: list[SourceShown]) -> Script:
 
 
 def test_the_sample_document_is_added_and_asked_by_one_press(new_page: NewPage, documents_server: RealServer) -> None:
-    page = new_page()
-    page.goto(documents_server.url)
-    page.get_by_role("button", name="Ask a document").click()
-    reply = page.get_by_role("article", name="Ponder").last
+    page, reply = example(new_page, documents_server.url, "Ask a document")
     expect(reply).to_contain_text("Ana Brandt")
     reply.locator("button.cite").first.click()
     expect(panel(page)).to_contain_text("Ana Brandt")
@@ -84,10 +89,7 @@ def test_the_sample_document_is_added_and_asked_by_one_press(new_page: NewPage, 
 
 
 def test_a_sum_is_worked_out_by_the_calculator_by_one_press(new_page: NewPage, documents_server: RealServer) -> None:
-    page = new_page()
-    page.goto(documents_server.url)
-    page.get_by_role("button", name="Call a tool").click()
-    reply = page.get_by_role("article", name="Ponder").last
+    _, reply = example(new_page, documents_server.url, "Call a tool")
     expect(reply).to_contain_text("417 * 23")
     expect(reply).to_contain_text("9591")
 
