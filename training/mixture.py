@@ -290,13 +290,13 @@ class Reader:
         with ProcessPoolExecutor(self.workers, context, _start_worker, (replace(self, workers=0),)) as pool:
             lengths = dict(pool.map(_length_in_worker, [(task, tenth) for task in TASKS for tenth in range(11)]))
             made: dict[int, Future[list[_Arrays]]] = {}
-            next_ = start
+            ahead = start
             for step in range(start, end):
-                while next_ < min(end, step + 4 * self.workers):
-                    source = self.source(next_)
+                while ahead < min(end, step + 4 * self.workers):
+                    source = self.source(ahead)
                     if source not in made:
                         made[source] = pool.submit(_read_in_worker, source, lengths)
-                    next_ += 1
+                    ahead += 1
                 source = self.source(step)
                 kept = self.repeat_after > 0 and source == step
                 yield _batches(made[source] if kept else made.pop(source))

@@ -35,7 +35,6 @@ export const voice = new Voice();
 interface Recognition extends EventTarget {
   lang: string;
   continuous: boolean;
-  interimResults: boolean;
   start(): void;
   stop(): void;
 }
