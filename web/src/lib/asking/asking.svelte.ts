@@ -76,7 +76,7 @@ export class Asking {
   }
 
   /** Set what an example needs, until a new chat is begun or it is changed by hand. */
-  show(part: Partial<Settings>): void {
+  beginExample(part: Partial<Settings>): void {
     this.change(part);
     this.#example = part;
   }
