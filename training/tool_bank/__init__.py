@@ -31,6 +31,7 @@ _PARAM = re.compile(
 )
 _NUMBERS = frozenset({"int", "num", "amount"})
 _SLOT = re.compile(r"\{([^}]+)\}")
+_TELLING = frozenset({"get", "measure", "find", "log"})  # shapes that could answer a question of deeds.toml
 _ARTICLE = re.compile(r"\ba (?=[aeio]|u(?!ni))")
 
 
@@ -196,4 +197,7 @@ def rivals(one: Concept, other: Concept) -> bool:
     """Returns whether either might answer a request for the other, so that the two may not meet."""
     if one.about != other.about:
         return False
+    shapes = {one.key.split(".")[1].split("_")[0], other.key.split(".")[1].split("_")[0]} if one.about else set()
+    if "question" in shapes and shapes & _TELLING:
+        return True
     return one.key == other.key or any({one.key, other.key} <= group for group in _rivals())

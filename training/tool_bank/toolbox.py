@@ -8,17 +8,14 @@ from __future__ import annotations
 from random import Random
 
 from training.conversation import Phrasing
-from training.tool_bank import Concept, concepts, frames, made, rivals, thing
+from training.tool_bank import Concept, concepts, deeds, frames, made, rivals, thing
 from training.tool_bank.offered import Offered, offer, schema_type
 
 
 def draw_concept(rng: Random, phrasing: Phrasing, progress: float) -> Concept:
     """A written or a made-up tool; at the very beginning one with a single string."""
     while True:
-        if rng.random() < 0.5:
-            concept = made(rng, phrasing, rng.choice(frames(phrasing)), thing(rng, phrasing))
-        else:
-            concept = rng.choice(concepts(phrasing))
+        concept = _shaped(rng, phrasing, "", "") if rng.random() < 0.5 else rng.choice(concepts(phrasing))
         required = [param for param in concept.params if param.required]
         if progress >= 0.1 or (len(required) == 1 and schema_type(required[0].kind) == {"type": "string"}):
             return concept
@@ -32,8 +29,20 @@ def alike(rng: Random, phrasing: Phrasing, concept: Concept) -> Concept:
         ]
         return rng.choice(siblings or concepts(phrasing))
     if rng.random() < 0.6:
-        return made(rng, phrasing, rng.choice(frames(phrasing)), concept.about)
-    return made(rng, phrasing, concept.key.split(".")[1], thing(rng, phrasing))
+        return _shaped(rng, phrasing, "", concept.about)
+    return _shaped(rng, phrasing, concept.key.split(".")[1], "")
+
+
+def _shaped(rng: Random, phrasing: Phrasing, shape: str, noun: str) -> Concept:
+    """The made-up tool of one shape about one thing, each sampled where it is "". Evaluation has no deeds."""
+    family, _, of = shape.partition("_")
+    if not shape and phrasing == "train" and rng.random() < 0.6:
+        family = rng.choice(("deed", "deed", "deed", "question"))
+    if family == "deed":
+        return deeds.deed(rng, phrasing, noun or thing(rng, phrasing), of)
+    if family == "question":
+        return deeds.question(rng, phrasing, noun or thing(rng, phrasing), of)
+    return made(rng, phrasing, shape or rng.choice(frames(phrasing)), noun or thing(rng, phrasing))
 
 
 def fits(concept: Concept, offered: list[Offered]) -> bool:
