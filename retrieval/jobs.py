@@ -200,6 +200,11 @@ class JobStore:
         rows = self._database.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY created_at DESC, rowid DESC", (user,))
         return [row[0] for row in rows]
 
+    def forget_user(self, user: str) -> None:
+        """Deletes the rows of a user's jobs, which have ended."""
+        with self._database.writing() as db:
+            db.execute("DELETE FROM jobs WHERE user = ? AND status != 'running'", (user,))
+
     def resume(self) -> list[str]:
         """Jobs that were running when the process ended, the oldest first; their half-done files are queued again."""
         with self._database.writing() as db:

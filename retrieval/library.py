@@ -188,6 +188,18 @@ class Library:
             files = self.store.delete_collection(user, collection)
         _unlink(files)
 
+    def delete_user(self, user: str) -> int:
+        """Cancels the user's jobs, deletes the collections that the user owns and takes all roles in others; returns
+        how many documents went. What the user added to others' collections belongs to those, and stays."""
+        for job in self.ingest.jobs.of(user, running=True):
+            self.ingest.cancel(user, job)
+        owned = [each for each in self.rights.collections(user) if each.role == "owner"]
+        for collection in owned:
+            self.delete_collection(user, collection.id)
+        self.rights.forget_user(user)
+        self.ingest.jobs.forget_user(user)
+        return sum(each.documents for each in owned)
+
     def delete_folder(self, user: str, collection: int, folder: int) -> None:
         """Delete a folder with its documents from everything at once.
 

@@ -155,6 +155,13 @@ class Rights:
                 removed += db.execute(delete, (collection, user)).rowcount
         return removed > 0
 
+    def forget_user(self, user: str) -> None:
+        """Takes every role and invitation from a user who is deleted. Documents in others' collections stay there."""
+        with self._database.writing() as db:
+            for table in ("members", "invitations"):
+                db.execute(f"DELETE FROM {table} WHERE user = ?", (user,))
+            db.execute("UPDATE documents SET added_by = NULL WHERE added_by = ?", (user,))
+
     def invitations(self, user: str) -> list[Invitation]:
         """Open invitations of the user, the newest first."""
         rows = self._database.rows(

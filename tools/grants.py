@@ -84,6 +84,9 @@ class Grants(Protocol):
     def withdraw(self, grant: Grant) -> None:
         """Forgets a grant; one that is not there is forgotten already."""
 
+    def forget_user(self, user: str) -> None:
+        """Forgets the user's grants and classes, those of chats too."""
+
 
 class MemoryGrants:
     """Grants that last as long as the process."""
@@ -115,6 +118,10 @@ class MemoryGrants:
 
     def withdraw(self, grant: Grant) -> None:
         self._grants.pop(grant.id, None)
+
+    def forget_user(self, user: str) -> None:
+        self._classes = {held: classes for held, classes in self._classes.items() if held[0] != user}
+        self._grants = {id: grant for id, grant in self._grants.items() if grant.user != user}
 
 
 class SqliteGrants:
@@ -163,6 +170,12 @@ class SqliteGrants:
 
     def withdraw(self, grant: Grant) -> None:
         self._rows("DELETE FROM grants WHERE id = ?", grant.id)
+
+    def forget_user(self, user: str) -> None:
+        with self._lock, self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            for table in ("grants", "classes"):
+                self._db.execute(f"DELETE FROM {table} WHERE user = ?", (user,))
 
     def close(self) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -47,7 +47,8 @@ class ToolService:
         self.registry = Registry()
         self.grants = SqliteGrants(folder / "permissions.db")
         policy = CallPolicy(self.grants, default=GRANTED)
-        self.executor = Executor(self.registry, policy, SqliteJournal(folder / "calls.db"))
+        self._journal = SqliteJournal(folder / "calls.db")
+        self.executor = Executor(self.registry, policy, self._journal)
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
         if library is not None:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
@@ -131,6 +132,13 @@ class ToolService:
     def notebook(self) -> Notebook:
         """The users' notes, as the notes' tools keep them. Opens a file."""
         return Notebook(self._notes)
+
+    def forget_user(self, user: str, runs: Iterable[str]) -> None:
+        """Forgets the user's notes, grants and permissions, and the calls of these runs. Writes to files."""
+        self.notebook().forget_all(user)
+        self.grants.forget_user(user)
+        for run in runs:
+            self._journal.forget(run)
 
     @property
     def names(self) -> set[str]:

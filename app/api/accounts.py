@@ -7,6 +7,7 @@ everybody, because the page calls it before it shows anything.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -162,6 +163,27 @@ async def change_user(who: Operator, state: AppState, user_id: str, wanted: User
         return accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled, quota=quota)
 
     return _shown(await state.auth.do(change))
+
+
+@router.delete("/users/{user_id}")
+async def delete_user(who: Operator, state: AppState, user_id: str) -> dict[str, Any]:
+    """Deletes a user with all data, for ever: chats, responses, documents, notes, permissions, sequences, keys, usage.
+
+    It may be repeated where it was cut short: the user is disabled first. Documents that the user added to others'
+    collections belong to those, and stay.
+    """
+    if user_id == who.id:
+        raise ApiError(409, "You cannot delete yourself; another operator can.", param="id", code="own_role")
+    await state.auth.do(lambda accounts: accounts.change_user(user_id, disabled=True))
+    live = [run.id for run in state.runs.live.values() if run.user == user_id]
+    await asyncio.gather(*(state.runs.cancel(user_id, run) for run in live))
+    for leased in state.sequences.of(user_id):
+        state.sequences.close(leased)
+    chats, runs = await state.store.delete_user(user_id)
+    documents = await asyncio.to_thread(state.library.delete_user, user_id)
+    await asyncio.to_thread(state.tool_service.forget_user, user_id, runs)
+    await state.auth.do(lambda accounts: accounts.delete_user(user_id))
+    return {"id": user_id, "deleted": True, "chats": chats, "documents": documents}
 
 
 @router.get("/keys")

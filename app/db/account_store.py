@@ -138,6 +138,17 @@ class Accounts:
                 self._db.execute(delete(sessions).where(sessions.c.key_id.in_(theirs)))
             return self._user(id)
 
+    def delete_user(self, id: str) -> None:
+        """Deletes a user with the keys, their sessions and their usage.
+
+        Raises:
+            NotThere: there is none.
+        """
+        with self._writing():
+            self._user(id)
+            self._db.execute(delete(keys).where(keys.c.user == id))
+            self._db.execute(delete(users).where(users.c.id == id))
+
     def ensure_user(self, id: str, role: Role | None) -> Account:
         """The user, made if need be, by default as a `user`.
 

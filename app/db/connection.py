@@ -116,6 +116,11 @@ def _set_up(db: sqlite3.Connection, _: Any) -> None:  # Any: of SQLAlchemy's poo
     db.execute("PRAGMA synchronous = FULL")  # with WAL, NORMAL loses commits that were acknowledged before a power cut
 
 
+def pragma(db: Connection, setting: str) -> None:
+    """Sets or calls one of SQLite's pragmas, outside of any transaction."""
+    _driver(db).execute(f"PRAGMA {setting}").fetchall()
+
+
 def _begin(db: Connection) -> None:
     _driver(db).execute("BEGIN IMMEDIATE" if db.get_execution_options().get("immediate") else "BEGIN")
 

@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 from sqlalchemy import Connection, Executable
 
 from app.config import BadSetting
-from app.db.connection import rows, transaction
+from app.db.connection import pragma, rows, transaction
 from app.db.migrations import NewerDatabase, open_database
 from app.db.sqlite import Row, lock_data_dir
 
@@ -65,6 +65,25 @@ class Database:
 
     async def rows(self, statement: Executable, /, **values: object) -> list[Row]:
         return await self.read(lambda db: rows(db, statement, **values))
+
+    async def erase(self, work: Callable[[Connection], T]) -> T:
+        """Does as `read`, and leaves nothing of what `work` deletes in the file, its index of words, or its log."""
+
+        def erase() -> T:
+            if self._db.dialect.name != "sqlite":
+                return self._transaction(work)
+            pragma(self._db, "secure_delete = ON")
+            try:
+                with transaction(self._db):
+                    done = work(self._db)
+                    # The index only marks words as deleted until its parts are merged.
+                    self._db.exec_driver_sql("INSERT INTO text_index (text_index) VALUES ('optimize')")
+            finally:
+                pragma(self._db, "secure_delete = OFF")
+            pragma(self._db, "wal_checkpoint(TRUNCATE)")
+            return done
+
+        return await asyncio.wrap_future(self._thread.submit(erase))
 
     def write(self, work: Callable[[Connection], None]) -> Future[None]:
         """Do `work` some time soon, in one transaction; an error goes to the log. Done when it stands or has failed."""

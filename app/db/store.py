@@ -31,7 +31,7 @@ from app.db.connection import row
 from app.db.database import Database
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
 from app.db.sqlite import NameTaken, NotThere, Row, steady
-from app.db.tables import chats, events, folders, messages, runs
+from app.db.tables import chats, events, folders, messages, responses, run_keys, runs
 
 _BY_STATUS = select(runs.c.status, func.count().label("runs")).group_by(runs.c.status)
 # Runs are never taken out of their order: the newest rows, by SQLite's number, are the newest runs.
@@ -285,6 +285,22 @@ class Store:
             BadSetting: the directory cannot be used; the message says why.
         """
         return cls(await Database.open(data_dir))
+
+    async def delete_user(self, user: str) -> tuple[int, list[str]]:
+        """Erases a user's chats, folders and stored responses at once, also what could still be restored.
+
+        Returns how many chats they were, and the ids of their runs.
+        """
+
+        def erase(db: Connection) -> tuple[int, list[str]]:
+            theirs = select(chats.c.id).where(chats.c.user == user)
+            erased = list(db.scalars(select(runs.c.id).where(runs.c.chat_id.in_(theirs))))
+            count = db.execute(delete(chats).where(chats.c.user == user)).rowcount
+            for table in (folders, responses, run_keys):
+                db.execute(delete(table).where(table.c.user == user))
+            return count, erased
+
+        return await self.database.erase(erase)
 
     async def close(self) -> None:
         """Finish every write, then let go of the directory. Idempotent."""

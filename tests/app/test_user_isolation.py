@@ -82,7 +82,8 @@ MOUNTED = {"/mcp": "tried by tests/app/api/test_sessions.py", "/openapi.json": "
 
 OPERATORS = [
     "GET /api/operator/stats", "GET /api/operator/runs", "GET /api/operator/tools", "GET /api/operator/users",
-    "POST /api/operator/users", "PATCH /api/operator/users/{user_id}", "GET /api/operator/keys",
+    "POST /api/operator/users", "PATCH /api/operator/users/{user_id}",
+    "DELETE /api/operator/users/{user_id}", "GET /api/operator/keys",
     "POST /api/operator/keys", "PATCH /api/operator/keys/{key_id}", "DELETE /api/operator/keys/{key_id}",
 ]  # fmt: skip
 
@@ -277,3 +278,36 @@ def test_nobody_learns_from_the_cache_what_another_asked(two: Two) -> None:
 
     assert cached(two.bob) == 0 and cached(two.bob) > 0
     assert cached(two.alice) == 0
+
+
+def test_a_deleted_user_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+    with (
+        asking_for_keys(model, tmp_path) as server,
+        client_of(server, key_of(server, "alice")) as alice,
+        client_of(server, key_of(server, "bob")) as bob,
+        client_of(server, key_of(server, "root", "operator")) as root,
+    ):
+        mine = new_chat(alice)
+        ask(alice, mine, "to be kept")
+        ids = _things_of(server, bob)
+        state = server.app.state.ponder
+        begin(bob, new_chat(bob), SECRET, max_tokens=900, temperature=0)
+        assert state.sequences.of("bob")
+        assert root.delete("/api/operator/users/root").status_code == 409
+        assert root.delete("/api/operator/users/nobody").status_code == 404
+        reply = root.delete("/api/operator/users/bob")
+        assert reply.json() == {"id": "bob", "deleted": True, "chats": 2, "documents": 1}, reply.text
+        assert bob.get("/api/chats").status_code == 401
+        assert root.delete("/api/operator/users/bob").status_code == 404
+        assert "bob" not in [user["id"] for user in root.get("/api/operator/users").json()["users"]]
+        assert not [key for key in root.get("/api/operator/keys").json()["keys"] if key["user"] == "bob"]
+        assert not state.sequences.of("bob") and not any(run.user == "bob" for run in state.runs.live.values())
+        rights = state.library.rights
+        assert (
+            not rights.collections("bob") and not rights.invitations("bob") and not state.library.ingest.jobs.of("bob")
+        )
+        assert not list((state.library.folder / "files").iterdir())
+        assert state.tool_service.grants.classes("bob", ids["chat_id"]) is None
+        assert [chat["id"] for chat in alice.get("/api/chats").json()["chats"]] == [mine]
+    for name in ("ponder.db", "ponder.db-wal", "users.db", "notes.db", "permissions.db", "calls.db"):
+        assert not (file := tmp_path / name).exists() or SECRET.lower().encode() not in file.read_bytes().lower(), name

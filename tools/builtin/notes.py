@@ -106,6 +106,15 @@ class Notebook:
             connection.execute("INSERT INTO note_words(note_words) VALUES ('optimize')")
             return found[0]
 
+    def forget_all(self, user: str) -> int:
+        """Forgets every note of the user, and the counter of their numbers; returns how many they were."""
+        with self._open() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            forgotten = connection.execute("DELETE FROM note WHERE user = ?", (user,)).rowcount
+            connection.execute("DELETE FROM counter WHERE user = ?", (user,))
+            connection.execute("INSERT INTO note_words(note_words) VALUES ('optimize')")
+            return forgotten
+
     def all(self, user: str) -> list[Note]:
         """The newest first."""
         with self._open() as connection:
