@@ -246,6 +246,41 @@ def test_users_and_keys_are_made_copied_once_and_revoked(page: Page, server: Rea
     assert roles["dora"] == "operator"
 
 
+def test_limits_are_edited_and_a_user_is_deleted_with_all_data(page: Page, server: RealServer, watch: Watch) -> None:
+    key = key_of(server, "fay")
+    with httpx.Client(base_url=server.direct, headers={"Authorization": f"Bearer {key}"}) as fay:
+        assert fay.post("/api/chats", json={}).status_code == 201
+    signed_in(page, server, "local", "/operator/users")
+    page.get_by_role("button", name="Limits of fay").click()
+    form = page.get_by_role("form", name="Limits of fay")
+    form.get_by_label("Tokens of an answer").fill("40")
+    form.get_by_role("button", name="Save").click()
+    expect(form).to_have_count(0)
+    expect(page.get_by_role("listitem").filter(has_text="fay").first).to_contain_text("Tokens of an answer 40")
+
+    page.get_by_role("button", name=f"Limits of {key[:13]}…").click()
+    form = page.get_by_role("form", name=f"Limits of {key[:13]}…")
+    form.get_by_label("Requests a minute").fill("0")
+    form.get_by_role("button", name="Save").click()
+    watch.expect_errors()
+    expect(form.get_by_role("alert")).to_contain_text("each 1 or more")
+    form.get_by_label("Requests a minute").fill("7")
+    form.get_by_label("operator", exact=True).uncheck()
+    form.get_by_role("button", name="Save").click()
+    expect(form).to_have_count(0)
+    (changed,) = [each for each in server.http.get("/api/operator/keys").json()["keys"] if each["prefix"] == key[:13]]
+    assert changed["quota"]["requests_per_minute"] == 7 and changed["quota"]["tokens_per_day"] is None
+    assert changed["scopes"] == ["chat", "v1", "sequences", "documents", "tools", "metrics"]
+
+    page.get_by_role("button", name="Delete fay with all data").click()
+    assert "fay" in [user["id"] for user in server.http.get("/api/operator/users").json()["users"]]
+    page.get_by_role("button", name="Really delete, with all data?").click()
+    expect(page.get_by_role("heading", name="Users", exact=True)).to_be_focused()
+    expect(page.get_by_role("button", name="Delete fay with all data")).to_have_count(0)
+    expect(page.get_by_text("fay is deleted, with 1 chat and 0 documents.")).to_have_count(1)
+    assert "fay" not in [user["id"] for user in server.http.get("/api/operator/users").json()["users"]]
+
+
 def test_a_refusal_is_told_where_it_was_asked(page: Page, server: RealServer, watch: Watch) -> None:
     watch.expect_errors()
     signed_in(page, server, "local", "/operator/users")
@@ -296,5 +331,6 @@ def test_axe_finds_nothing_wrong(new_page: NewPage, server: RealServer, watch: W
             page.get_by_text("The charts as a table").click()
         if part == "/users":
             page.get_by_role("button", name="New key").click()
+            page.get_by_role("button", name="Limits of ").last.click()
         found[part] = violations(page)
     assert not {part: each for part, each in found.items() if each}

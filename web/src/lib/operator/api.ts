@@ -85,12 +85,17 @@ export interface RunsTold {
 
 export type Role = "operator" | "user";
 
+export type Quota = Readonly<Record<string, number | null>>; // null: no limit of one's own
+
+/** The parts of the interface that a key may be limited to. */
+export const SCOPES = ["chat", "v1", "sequences", "documents", "tools", "metrics", "operator"] as const;
+
 export interface User {
   id: string;
   name: string;
   role: Role;
   created_at: number;
-  quota: Record<string, number | null>;
+  quota: Quota;
 }
 
 export interface Key {
@@ -103,7 +108,7 @@ export interface Key {
   revoked_at: number | null;
   used_at: number | null;
   scopes: readonly string[] | null; // null: everything
-  quota: Readonly<Record<string, number | null>>;
+  quota: Quota;
   state: "valid" | "expired" | "revoked" | "disabled";
   current: boolean; // the one that asks
 }
@@ -135,6 +140,13 @@ export const createUser = (id: string, name: string, role: Role): Promise<User> 
   ask("/users", "POST", name === "" ? { id, role } : { id, name, role });
 export const setRole = (id: string, role: Role): Promise<User> =>
   ask(`/users/${encodeURIComponent(id)}`, "PATCH", { role });
+export const setUserQuota = (id: string, quota: Quota): Promise<User> =>
+  ask(`/users/${encodeURIComponent(id)}`, "PATCH", { quota });
+/** With all data, for ever. */
+export const deleteUser = (id: string): Promise<{ chats: number; documents: number }> =>
+  ask(`/users/${encodeURIComponent(id)}`, "DELETE");
+export const setKeyLimits = (id: string, quota: Quota, scopes: readonly string[] | null): Promise<Key> =>
+  ask(`/keys/${encodeURIComponent(id)}`, "PATCH", { quota, scopes });
 /** With the key itself, which is told this once. */
 export const createKey = (user: string, name: string, expiresS: number | null): Promise<Key & { key: string }> =>
   ask("/keys", "POST", { user, name, expires_s: expiresS });
