@@ -148,6 +148,9 @@ class Stats:
     steps: int = 0
     step_tokens: int = 0  # tokens through the model, all steps together
     step_seconds: float = 0.0
+    decodes: tuple[
+        tuple[int, int, float], ...
+    ] = ()  # of steps without prompts, of 1, 2–3, 4–7, … rows: (steps, rows, s)
     last_batch: int = field(default=0)  # rows in the newest step
     held: int = 0  # sequences that wait for a tool or the like, with a KV pin
     resumed: int = 0  # sequences that went on after such a wait

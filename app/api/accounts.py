@@ -132,7 +132,9 @@ KeysParams = Annotated[KeysQuery, Depends(QueryParams(KeysQuery))]
 
 @router.get("/users")
 async def users(who: Operator, state: AppState) -> dict[str, Any]:
-    return {"users": [_shown(each) for each in await state.auth.do(Accounts.users)]}
+    used = await state.auth.do(Accounts.used_by_users)
+    found = await state.auth.do(Accounts.users)
+    return {"users": [{**_shown(each), "used": asdict(used.get(each.id, Used()))} for each in found]}
 
 
 @router.post("/users", status_code=201)

@@ -11,6 +11,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from app.api.tools import tool_list
 from app.config import changed_settings
 from app.current_user import AppState, Operator
 from app.db.account_store import Accounts
+from app.observability.bottleneck import bottleneck
 from app.query_params import ONLY_KNOWN, QueryParams, WholeNumber
 from app.state import State
 from tools.options import PERMISSIONS
@@ -58,7 +60,10 @@ async def stats(who: Operator, state: AppState) -> dict[str, Any]:
         "by_priority": state.admission.by_priority,
         "windows": [windows.window(seconds) for seconds in _WINDOWS_S],
         "series": windows.series(),
-        "models": [_model(name, counters) for name, counters in engines.items()],
+        "cost_per_million_tokens": state.meter.cost_per_million,
+        "models": [
+            {**_model(name, counters), "bottleneck": _bottleneck(state, name)} for name, counters in engines.items()
+        ],
         "settings": changed_settings(state.settings),
     }
 
@@ -107,6 +112,15 @@ def _model(name: str, counters: Stats | None) -> dict[str, Any]:
         "preemptions": counters.preemptions,
         "speculation": _speculation(counters.speculation),
     }
+
+
+def _bottleneck(state: State, model: str) -> dict[str, Any] | None:
+    """Returns what limits a model's engine, with the settings that would help and are as they come."""
+    found = bottleneck(state.meter.windows.last_minute(model), state.settings.max_running)
+    changed = changed_settings(state.settings).keys() - {"kv_blocks", "max_running", "threads", "max_batch_tokens"}
+    if found is None:
+        return None
+    return {**asdict(found), "settings": [name for name in found.settings if name not in changed]}
 
 
 def _speculation(counters: SpeculationStats) -> dict[str, Any] | None:

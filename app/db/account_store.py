@@ -44,6 +44,12 @@ _USED = select(
     func.coalesce(func.sum(usage.c.tokens).filter(_TODAY), 0).label("tokens_today"),
     func.coalesce(func.sum(usage.c.tokens), 0).label("tokens_this_month"),
 ).where(usage.c.key_id == bindparam("key"), usage.c.day >= bindparam("first"))
+_USED_BY_USERS = (
+    select(keys.c.user, *_USED.selected_columns)
+    .join_from(keys, usage, usage.c.key_id == keys.c.id)
+    .where(usage.c.day >= bindparam("first"))
+    .group_by(keys.c.user)
+)
 _ADDED = upsert(usage).from_select(
     ["key_id", "day", "requests", "tokens"],
     select(keys.c.id, bindparam("today", type_=usage.c.day.type), bindparam("count", type_=usage.c.requests.type),
@@ -220,6 +226,13 @@ class Accounts:
         day = day_of(time.time())
         with self._reading():
             return Used(**rows(self._db, _USED, key=key_id, day=day, first=f"{day[:8]}01")[0])
+
+    def used_by_users(self) -> dict[str, Used]:
+        """Returns the usage of all keys of each user in this day and this month; of those who used nothing, nothing."""
+        day = day_of(time.time())
+        with self._reading():
+            found = rows(self._db, _USED_BY_USERS, day=day, first=f"{day[:8]}01")
+        return {each.pop("user"): Used(**each) for each in found}
 
     def add_use(self, key_id: str, requests: int, tokens: int) -> None:
         """Count what a key has used; of a key that is gone, nothing."""

@@ -180,15 +180,19 @@ class EngineCounters(Collector):
             wait.add_metric(model, queue_estimate.wait_s())
         yield from (answers, tokens, wait)
 
-    def _cost(self) -> Metric | None:
-        """By the tokens of the last five minutes; none where there were none, or no price is known."""
+    @property
+    def cost_per_million(self) -> float | None:
+        """The cost of a million tokens, by those of the last five minutes; None without any, or without a price."""
         window = self._windows.window(_COST_WINDOW_S)
         per_s = window["prompt_tokens_per_s"] + window["generated_tokens_per_s"]
-        if self._price is None or not per_s:
+        return self._price / 3600 / per_s * 1e6 if self._price is not None and per_s else None
+
+    def _cost(self) -> Metric | None:
+        if (cost := self.cost_per_million) is None:
             return None
         return GaugeMetricFamily(
             "ponder_cost_per_million_tokens", "Of the price per hour, by the tokens read and written in five minutes.",
-            value=self._price / 3600 / per_s * 1e6,
+            value=cost,
         )  # fmt: skip
 
     def _answers(self, auto: ModelCascade) -> Metric:

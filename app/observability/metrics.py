@@ -281,6 +281,11 @@ class ServerMetrics:
 
     # -- engine counters
 
+    @property
+    def cost_per_million(self) -> float | None:
+        """The cost of a million tokens, see `EngineCounters.cost_per_million`."""
+        return self._snapshot.cost_per_million
+
     async def look(self) -> dict[str, Stats | None]:
         """Every engine's counters, by model, noted in the windows; None of one that has stopped."""
         seen: dict[str, Stats | None] = {}

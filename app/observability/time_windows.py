@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BIN_S = 5.0
 BINS = 180
 SAMPLE = 128  # observations of one kind that a bin keeps
+COUNTED_S = 60.0  # for which an engine's counters are kept
 POINT_BINS = 3  # bins that make a point of the series
 
 Floats = npt.NDArray[np.float64]
@@ -79,7 +80,7 @@ class TimeWindows:
         self._now = now
         self._began = now()
         self._bins = deque[Bin](maxlen=BINS)
-        self._counted: dict[str, tuple[float, Stats]] = {}  # by model, as they were last seen
+        self._counted: dict[str, deque[tuple[float, Stats]]] = {}  # by model, those of the last minute, and one before
         self._points: dict[int, dict[str, Any]] = {}  # of the series, by their first bins: those that are over
 
     @property
@@ -102,8 +103,11 @@ class TimeWindows:
     def counted(self, model: str, stats: Stats) -> None:
         """An engine's counters at this moment. Counts since the last time are attributed half-way between."""
         now = self._now()
-        at, before = self._counted.get(model, (now, stats))
-        self._counted[model] = now, stats
+        counted = self._counted.setdefault(model, deque())
+        at, before = counted[-1] if counted else (now, stats)
+        counted.append((now, stats))
+        while len(counted) > 2 and counted[1][0] <= now - COUNTED_S:
+            counted.popleft()
         current = self._bin()
         current.blocks_share = max(current.blocks_share, stats.blocks_used / max(1, stats.blocks_total))
         middle = int((at + now) / 2 / BIN_S)
@@ -111,6 +115,10 @@ class TimeWindows:
             for name, counter in _COUNTED.items():
                 grown = getattr(stats, counter) - getattr(before, counter)
                 setattr(found, name, getattr(found, name) + grown)
+
+    def last_minute(self, model: str) -> list[tuple[float, Stats]]:
+        """An engine's counters at moments of the last minute, the oldest first."""
+        return list(self._counted.get(model, ()))
 
     def window(self, seconds: float) -> dict[str, Any]:
         """The last `seconds`, as JSON. Rates are those of the time that the server has run."""

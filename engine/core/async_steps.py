@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class StepTimer:
         self.seconds = 0.0
         self.last_batch = 0
         self.decode_s = 0.0  # of a step of decodes alone, smoothed
+        self._decodes: list[tuple[int, int, float]] = []  # see `Stats.decodes`
         self._clock = clock
         self._learn = learn
         self._done_at = float("-inf")
@@ -56,6 +58,23 @@ class StepTimer:
             done.synchronize()
             self._done(step, began)
 
+    @property
+    def counters(self) -> dict[str, Any]:  # as `asdict` gives them
+        """Returns the fields of `Stats` that are counted here."""
+        return {
+            "steps": self.steps,
+            "step_tokens": self.tokens,
+            "step_seconds": self.seconds,
+            "last_batch": self.last_batch,
+            "decodes": tuple(self._decodes),
+        }
+
+    def _count_decode(self, rows: int, seconds: float) -> None:
+        size = rows.bit_length() - 1
+        self._decodes += [(0, 0, 0.0)] * (size + 1 - len(self._decodes))
+        steps, total, spent = self._decodes[size]
+        self._decodes[size] = steps + 1, total + rows, spent + seconds
+
     def _done(self, step: Step, began: float) -> None:
         """Times a step from its launch, or from the end of the step before if that was later."""
         now = self._clock()
@@ -64,6 +83,8 @@ class StepTimer:
         self.seconds += seconds
         if step.tokens == len(step.rows):
             self.decode_s += (seconds - self.decode_s) * (0.1 if self.decode_s else 1.0)
+        if sum(row.count for row in step.rows) == len(step.rows):
+            self._count_decode(len(step.rows), seconds)
         self._learn(step, seconds)
 
 

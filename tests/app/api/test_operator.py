@@ -68,6 +68,10 @@ def test_stats_tell_of_what_passed(operator: httpx.Client) -> None:
     assert points[-1]["generated_tokens_per_s"] + points[-2]["generated_tokens_per_s"] > 0
     assert any(point["ttft_p50_s"] for point in points) and points[0]["ttft_p50_s"] is None
     assert told["settings"]["auth"] == "keys" and "port" not in told["settings"]
+    assert served["bottleneck"]["limit"] == "idle" and told["cost_per_million_tokens"] is None
+    (local,) = [user for user in operator.get("/api/operator/users").json()["users"] if user["id"] == "local"]
+    written = 2 * (minute["generated_tokens_per_s"] > 0) * 8
+    assert local["used"]["requests_today"] >= 2 and local["used"]["tokens_this_month"] >= written + 2 * 30
 
 
 def test_runs_are_told_without_what_was_said(keyed: Server, operator: httpx.Client) -> None:

@@ -41,6 +41,23 @@ export interface Engine {
   prefix_hit_rate: number | null;
   preemptions: number;
   speculation: Speculation | null; // null: nothing was drafted
+  bottleneck: Bottleneck | null; // null: it was not looked at for long enough
+}
+
+export type Limit = "idle" | "kv_memory" | "max_running" | "host" | "prefill" | "bandwidth" | "compute" | "decode";
+
+/** What limits an engine, by its last minute. Shares are of 1. */
+export interface Bottleneck {
+  limit: Limit;
+  busy: number; // of the time with work, in steps
+  prompts: number; // of the steps' time, in steps that read prompts
+  rows: number; // sequences of a decode step
+  step_s: number | null; // of a decode step
+  growth: number | null; // exponent of a decode step's time in its sequences
+  kv_used: number;
+  waiting: number;
+  preemptions: number;
+  settings: string[]; // that would help
 }
 
 /** What became of drafts since the start. `acceptance` is the share that was right, by position in the draft. */
@@ -63,6 +80,7 @@ export interface Stats {
   series: { step_s: number; points: Point[] };
   models: (({ stopped: false } & Engine) | { stopped: true; name: string })[];
   settings: Record<string, unknown>;
+  cost_per_million_tokens: number | null; // null: no price of the machine is set, or nothing passed
 }
 
 export interface RunRow {
@@ -96,6 +114,13 @@ export interface User {
   role: Role;
   created_at: number;
   quota: Quota;
+  used: Used;
+}
+
+export interface Used {
+  requests_today: number;
+  tokens_today: number;
+  tokens_this_month: number;
 }
 
 export interface Key {

@@ -42,6 +42,7 @@ export const de: OperatorStrings = {
   noneYet: "noch nichts",
   perSecond: (n) => `${short.format(n)}/s`,
   read: (n) => `${short.format(n)}/s gelesen`,
+  cost: (n) => `eine Million kostet ${short.format(n)}`,
   ofClass: (priority, n) => `${number.format(n)} der Klasse ${priority}`,
   queue: (running, waiting) => `${number.format(running)} laufen, ${number.format(waiting)} warten`,
   percent: (n) => percent.format(n),
@@ -66,6 +67,36 @@ export const de: OperatorStrings = {
   blocksOf: (size) => `KV-Blöcke zu ${count(size, "Token", "Tokens")}`,
   sequences: (n) => count(n, "offene Sequenz", "offene Sequenzen"),
   preemptions: (n) => count(n, "Verdrängung", "Verdrängungen"),
+  heldBack: "Was sie bremst",
+  limit: {
+    idle: "Nichts: Sie hat Zeit übrig.",
+    kv_memory: "Speicher für K/V.",
+    max_running: "Die Größe des Stapels.",
+    host: "Der Rechner drumherum.",
+    prefill: "Das Lesen von Prompts.",
+    bandwidth: "Die Speicherbandbreite.",
+    compute: "Das Rechnen.",
+    decode: "Das Schreiben.",
+  },
+  limitAbout: ({ limit, ...of }) => {
+    const step = of.step_s === null ? "" : `Ein Schritt dauert ${took(of.step_s)} für ${short.format(of.rows)} Sequenzen`;
+    const twice = of.growth === null ? "" : `, für doppelt so viele ${short.format(2 ** of.growth)}-mal so lang`;
+    switch (limit) {
+      case "idle":
+        return "";
+      case "kv_memory":
+        return `${percent.format(of.kv_used)} der Blöcke waren belegt, mit ${count(of.preemptions, "Verdrängung", "Verdrängungen")} in der letzten Minute.`;
+      case "max_running":
+        return `Im Mittel warten ${short.format(of.waiting)} Sequenzen, während er voll ist.`;
+      case "host":
+        return `Schritte nehmen ${percent.format(of.busy)} der Zeit mit Arbeit ein; der Rest ist Tokenisieren, Werkzeuge und andere Programme.`;
+      case "prefill":
+        return `${percent.format(of.prompts)} der Zeit der Schritte geht an Prompts, die der Cache nicht hat.`;
+      default:
+        return `${step}${twice}.`;
+    }
+  },
+  wouldHelp: "Helfen würde:",
   drafts: "Entwürfe",
   accepted: (accepted, drafted) =>
     `${number.format(accepted)} von ${count(drafted, "geratenen Token", "geratenen Tokens")} angenommen`,
@@ -131,6 +162,8 @@ export const de: OperatorStrings = {
   revoke: "Widerrufen",
   revokeNamed: (prefix, user) => `Den Schlüssel ${prefix}… von ${user} widerrufen`,
   revokeSure: (current) => (current ? "Widerrufen und abmelden?" : "Wirklich widerrufen?"),
+  spent: (tokens, cost) =>
+    `${count(tokens, "Token", "Tokens")} in diesem Monat${cost === null ? "" : `, etwa ${short.format((tokens / 1e6) * cost)} zu den Kosten von heute`}`,
   limits: "Grenzen",
   limitsOf: (whose) => `Grenzen von ${whose}`,
   save: "Speichern",

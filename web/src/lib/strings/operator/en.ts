@@ -1,5 +1,5 @@
 import type { Status, ToolInfo } from "../../api";
-import type { Key, Role } from "../../operator/api";
+import type { Bottleneck, Key, Limit, Role } from "../../operator/api";
 
 /** What the operator's page says, in English. */
 const number = new Intl.NumberFormat("en");
@@ -44,6 +44,7 @@ export const en = {
   noneYet: "nothing yet",
   perSecond: (n: number) => `${short.format(n)}/s`,
   read: (n: number) => `${short.format(n)}/s read`,
+  cost: (n: number) => `a million costs ${short.format(n)}`,
   ofClass: (priority: string, n: number) => `${number.format(n)} of class ${priority}`,
   queue: (running: number, waiting: number) => `${number.format(running)} running, ${number.format(waiting)} waiting`,
   percent: (n: number) => percent.format(n),
@@ -69,6 +70,36 @@ export const en = {
   blocksOf: (size: number) => `KV blocks of ${count(size, "token", "tokens")}`,
   sequences: (n: number) => count(n, "open sequence", "open sequences"),
   preemptions: (n: number) => count(n, "preemption", "preemptions"),
+  heldBack: "What holds it back",
+  limit: {
+    idle: "Nothing: it has time to spare.",
+    kv_memory: "Memory for K/V.",
+    max_running: "The size of the batch.",
+    host: "The host.",
+    prefill: "Reading prompts.",
+    bandwidth: "Memory bandwidth.",
+    compute: "Computing.",
+    decode: "Decoding.",
+  } satisfies Record<Limit, string>,
+  limitAbout: ({ limit, ...of }: Bottleneck): string => {
+    const step = of.step_s === null ? "" : `A step takes ${took(of.step_s)} for ${short.format(of.rows)} sequences`;
+    const twice = of.growth === null ? "" : `; for twice as many ${short.format(2 ** of.growth)} times as long`;
+    switch (limit) {
+      case "idle":
+        return "";
+      case "kv_memory":
+        return `${percent.format(of.kv_used)} of the blocks were used, with ${count(of.preemptions, "preemption", "preemptions")} in the last minute.`;
+      case "max_running":
+        return `${short.format(of.waiting)} sequences wait on average while it is full.`;
+      case "host":
+        return `Steps take ${percent.format(of.busy)} of the time with work; the rest is tokenizing, tools and other programs.`;
+      case "prefill":
+        return `${percent.format(of.prompts)} of the steps’ time goes into prompts that the cache does not have.`;
+      default:
+        return `${step}${twice}.`;
+    }
+  },
+  wouldHelp: "Would help:",
   drafts: "Drafts",
   accepted: (accepted: number, drafted: number) =>
     `${number.format(accepted)} of ${count(drafted, "guessed token", "guessed tokens")} accepted`,
@@ -133,6 +164,8 @@ export const en = {
   revoke: "Revoke",
   revokeNamed: (prefix: string, user: string) => `Revoke the key ${prefix}… of ${user}`,
   revokeSure: (current: boolean): string => (current ? "Revoke, and sign out?" : "Really revoke?"),
+  spent: (tokens: number, cost: number | null) =>
+    `${count(tokens, "token", "tokens")} this month${cost === null ? "" : `, about ${short.format((tokens / 1e6) * cost)} at today’s cost`}`,
   limits: "Limits",
   limitsOf: (whose: string) => `Limits of ${whose}`,
   save: "Save",
