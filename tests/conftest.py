@@ -58,7 +58,7 @@ MAX_LENGTH = (
     "training/test_bundled_models.py",
     "e2e/test_citing.py",
     "training/test_trainer.py",
-    "e2e/test_operator_page.py",
+    "e2e/shell/test_operator_page.py",
     "app/api/test_openapi.py",
     "e2e/answers/test_answers.py",
     "engine/ipc/test_joined_engine.py",

@@ -118,7 +118,8 @@ def new_page(browser: Browser, watch: Watch, fake: FakeServer) -> Iterator[NewPa
     contexts: list[BrowserContext] = []
 
     def make(**options: Any) -> Page:  # Any: what Browser.new_context takes
-        contexts.append(browser.new_context(**options))
+        # A service worker would answer before the routes that a test puts in its way.
+        contexts.append(browser.new_context(**{"service_workers": "block", **options}))
         return watch.over(contexts[-1].new_page())
 
     yield make

@@ -12,3 +12,10 @@ if (target === null) throw new Error("index.html has no #app");
 await speakChosen(); // nothing is shown in one language and then in another
 await new Promise((resume) => setTimeout(resume)); // reading the program and making the page are two tasks, not one long one
 mount(App, { target });
+
+// The page opens without a connection, and can be installed; see public/sw.js. A browser may refuse, as in private windows.
+if (import.meta.env.PROD && "serviceWorker" in navigator) {
+  const register = (): void => void navigator.serviceWorker.register("/sw.js").catch(() => undefined);
+  if (document.readyState === "complete") register();
+  else addEventListener("load", register, { once: true });
+}
