@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.config import QuantizationName
+from engine.errors import InvalidParameter
 from engine.kernels import cpu as kernels
+from engine.kernels import matmul, quantized
 from engine.kernels.cpu.binding import (
     ExpertStruct,
     GroupedWeight,
@@ -33,7 +35,7 @@ from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
-from engine.model.linear import Packing, multiplies_int8
+from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import GatedDelta, ModelSpec, Rope
 from engine.model.quantized_weight import AffineWeight, round_to_nearest
@@ -114,6 +116,31 @@ def packing(quantization: QuantizationName, *, deterministic: bool = False) -> P
         return TiledWeight(library, weight, bias, gated=True, eight_bits_from=from_tokens)
 
     return Packing(plain, gated, affine=_as_stored if quantization == "none" else None)
+
+
+def packing_for(
+    quantization: QuantizationName,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiled: bool,
+    on_gpu: bool,
+    deterministic: bool,
+) -> Packing:
+    """Returns the weight packing for the device and its kernels. Raises InvalidParameter."""
+    if device.type == "cuda" and quantization != "none":
+        if dtype == torch.float32:
+            message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
+            raise InvalidParameter("quantization", message)
+        return quantized.packing(quantization, invariant=deterministic)
+    if quantization == "int8" and device.type == "cpu" and not (tiled or on_gpu) and multiplies_int8():
+        return Packing(pack_int8, pack_int8)
+    if quantization != "none" and not tiled:
+        raise InvalidParameter("quantization", refusal(quantization, spec, dtype, device))
+    if on_gpu:
+        dense = matmul.invariant if deterministic else Dense
+        return Packing(dense, dense, affine=quantized.as_stored(device, invariant=deterministic))
+    return packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 
 
 def _as_stored(weight: AffineWeight, bias: Tensor | None, gated: bool) -> GroupedWeight | None:
