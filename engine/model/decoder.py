@@ -21,6 +21,7 @@ from engine.families import family_of
 from engine.kernels.cpu.binding import NativeLinear
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
+from engine.model.adapters.packed import PackedAdapters
 from engine.model.adapters.peft_checkpoint import Adapter, projections, read_adapter
 from engine.model.adapters.resident import StackedAdapters
 from engine.model.attention import AttentionPlan, Scratch
@@ -35,12 +36,13 @@ from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
 from engine.model.recurrent.short_convolution import earlier_slots, short_convolution
 from engine.model.recurrent.states import RecurrentPlan
-from engine.model.rope import Rotation, rotate_
+from engine.model.rope import Rotation, rotate_, served_context
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 # By K/V heads, their width, and the block table of their K/V group: the windows of layers with those.
 Windows = dict[tuple[int, int, int], dict[int | None, None]]
 Keep = Callable[[Tensor], None]
+ResidentAdapters = StackedAdapters | PackedAdapters
 Turns = tuple[Tensor, Tensor]  # the rotations of queries and of keys
 
 
@@ -67,17 +69,11 @@ class Decoder:
         deterministic: bool = False,
         packing: Packing | None = None,
     ) -> None:
-        long_context = False
-        if spec.longrope_context is not None:
-            long_context = max_model_len is not None and max_model_len > spec.longrope_context
-            if not long_context:
-                limit = min(spec.max_position_embeddings, spec.longrope_context)
-                spec = replace(spec, max_position_embeddings=limit)
+        spec, long_context = served_context(spec, max_model_len)
         self.spec, self.dtype, self.device = spec, dtype, device
         self._names = names
-        self._adapters: StackedAdapters | None = None
-        self._attend = attend
-        self._activation = ACTIVATIONS[spec.activation]
+        self._adapters: ResidentAdapters | None = None
+        self._attend, self._activation = attend, ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch, self._deterministic, self._stepwise = Scratch(), deterministic, deterministic
         self._windows: Windows = {}
@@ -110,8 +106,8 @@ class Decoder:
         self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
-        limits = limits_for(spec, device, deterministic=deterministic)
         windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
+        limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)
 
     @property
@@ -135,23 +131,27 @@ class Decoder:
         return self._gpu is not None
 
     def read_adapter(self, adapter: str, base: str = "") -> Adapter:
-        """Reads an adapter of this model, see `read_adapter`. Raises CheckpointError."""
+        """Reads an adapter of this model. Raises CheckpointError."""
         return read_adapter(adapter, self.spec, self._names, base)
 
     @torch.inference_mode()
-    def with_adapters(self, adapters: Mapping[int, Adapter]) -> StackedAdapters:
-        """Returns adapters by slot, ready to run, for `use_adapters`. May be called while steps run."""
-        return StackedAdapters(projections(self.spec, self._names), adapters, self.dtype, self.device)
+    def with_adapters(self, adapters: Mapping[int, Adapter]) -> ResidentAdapters:
+        """Returns adapters by slot for `use_adapters`. May be called while steps run."""
+        places = projections(self.spec, self._names)
+        if self._cpu is not None:
+            before = self._adapters if isinstance(self._adapters, PackedAdapters) else None
+            return PackedAdapters(places, self.spec.layers, adapters, before)
+        return StackedAdapters(places, adapters, self.dtype, self.device)
 
-    def use_adapters(self, adapters: StackedAdapters) -> None:
-        """Has the next steps find their rows' adapters in these. No step may be running."""
+    def use_adapters(self, adapters: ResidentAdapters) -> None:
+        """Has steps find their rows' adapters in these from now on. No step may be running."""
         self._adapters = adapters
 
     def _adapted(self, adapters: Sequence[int], starts: Sequence[int]) -> Sequence[Layer]:
         """Returns the layers with the adapters of a step's rows."""
         if not adapters:
             return self._layers
-        assert self._adapters is not None, "a row has an adapter, so one is resident"
+        assert isinstance(self._adapters, StackedAdapters), "a row has an adapter, so one is resident"
         return self._adapters.applied(self._layers, adapters, starts)
 
     @torch.inference_mode()
@@ -234,7 +234,8 @@ class Decoder:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix)
+            assert not isinstance(self._adapters, StackedAdapters)
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix, self._adapters)
             return x
         inputs = None if self._inputs is None else self._inputs(batch.token_ids, x)
         self.run_layers(self._adapted(batch.adapters, batch.query_starts), x, batch, kv, inputs)

@@ -33,6 +33,8 @@ from engine.kernels.cpu.binding import (
 )
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.model.adapters.packed import PackedAdapters
+from engine.model.adapters.resident import adapters_of_tokens
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
@@ -256,9 +258,11 @@ class CpuLayers:
         rotations: Mapping[Rope, Tensor],
         of_queries: Mapping[Rope, Tensor],
         mixture: Callable[[Layer, Tensor], None],
+        adapters: PackedAdapters | None = None,
     ) -> None:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
-        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states."""
+        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states, and `adapters`
+        has those of the batch's rows."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         branches = batch.branches
         begins = None if branches is None else torch.tensor(branches.starts)
@@ -267,6 +271,8 @@ class CpuLayers:
         caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
         scales = (ctypes.c_void_p * len(self._layers))(*kv.scale_addresses) if isinstance(kv, QuantizedCache) else None
         groups = None if kv.groups is None else self._of_groups(batch, kv.groups)
+        of_tokens = adapters_of_tokens(batch.adapters, batch.query_starts).long() if batch.adapters else None
+        assert of_tokens is None or adapters is not None, "a row has an adapter, so one is resident"
         first, last = (
             kv.tensors[each].stride(1) for each in (0, -1)
         )  # of codes and scales, or of K/V and convolutions
@@ -292,6 +298,8 @@ class CpuLayers:
             pointer(begins),
             None if branches is None else branches.slots.data_ptr(),
             0 if branches is None else branches.slots.stride(0),
+            pointer(of_tokens),
+            None if adapters is None else ctypes.addressof(adapters.table),
         )
         first, every = 0, len(self._layers)
         while first < every:

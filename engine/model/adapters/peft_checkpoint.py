@@ -71,6 +71,7 @@ class TargetRows:
     linear: LinearName
     rows: Tensor
     columns: int
+    out: int  # rows of the linear
 
     @property
     def first(self) -> int:
@@ -122,7 +123,7 @@ def projections(spec: ModelSpec, names: WeightNames) -> dict[str, TargetRows]:
         place[order] = torch.arange(len(order))
         rows = place.split(widths) if len(parts) == len(widths) else (place,)
         for name, each in zip(parts, rows, strict=True):
-            found[f"layers.{index}.{name}"] = TargetRows(index, linear, each, columns)
+            found[f"layers.{index}.{name}"] = TargetRows(index, linear, each, columns, len(order))
 
     for index in range(spec.layers):
         mixed = spec.experts is not None and index in spec.experts.layers

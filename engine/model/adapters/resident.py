@@ -21,6 +21,12 @@ from engine.model.layers import Layer
 from engine.model.linear import Linear
 
 
+def adapters_of_tokens(adapters: Sequence[int], starts: Sequence[int]) -> Tensor:
+    """Returns the adapter of each token of a step, (tokens,) int32, from those of its rows, which begin at `starts`."""
+    counts = torch.tensor(starts).diff()
+    return torch.tensor(adapters, dtype=torch.int32).repeat_interleave(counts)
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
     """The adapters of a step's rows: `which` (rows,) int32 with NO_ADAPTER for none, `starts` (rows + 1,) int32 as
@@ -35,7 +41,7 @@ class AdapterRows:
     def of(cls, adapters: Sequence[int], starts: Sequence[int], device: torch.device) -> AdapterRows:
         counts = [end - first for first, end in pairwise(starts)]
         which = torch.tensor(adapters, dtype=torch.int32)
-        of_tokens = which.repeat_interleave(torch.tensor(counts)).to(device, non_blocking=True)
+        of_tokens = adapters_of_tokens(adapters, starts).to(device, non_blocking=True)
         begins = torch.tensor(starts, dtype=torch.int32).to(device, non_blocking=True)
         return cls(which.to(device, non_blocking=True), begins, of_tokens, max(counts))
 
