@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ class StepTimer:
         self._learn = learn
         self._done_at = float("-inf")
         self._running: tuple[Step, float, torch.cuda.Event] | None = None
+
+    def stats(self) -> dict[str, Any]:  # Any: keyword arguments of another class
+        """Returns its fields of `Stats`."""
+        counts = {"steps": self.steps, "step_tokens": self.tokens, "step_seconds": self.seconds}
+        return {**counts, "last_batch": self.last_batch}
 
     def ended(self, step: Step, began: float, done: torch.cuda.Event | None) -> None:
         """Counts a step whose results the host has. `done`: the event of its end on the device, if that may still be
