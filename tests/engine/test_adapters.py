@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from safetensors.torch import load_file
 
 from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
 from engine.builder import build
@@ -19,6 +20,8 @@ from engine.config import Fallback, LoopName
 from engine.errors import BadSnapshot, SequenceClosed
 from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
+from engine.model.adapters.peft_checkpoint import WEIGHTS
+from engine.model.memory import needs_of
 from engine.structured_output.spec import Regex
 from tests.engine.speculation.test_same_tokens import Planted
 from tests.lora import ALL, write_adapter
@@ -292,3 +295,9 @@ async def test_others_go_on_while_one_is_read(random_model: Path, adapters: dict
         go.set()
         await loading
         assert await tokens(engine, "slow") == await tokens(engine, "a1")
+
+
+def test_their_memory_is_counted(random_model: Path, adapters: dict[str, str]) -> None:
+    base, some = (needs_of(config(random_model, each)).weights for each in ({}, {"a1": adapters["a1"]}))
+    elements = sum(each.numel() for each in load_file(Path(adapters["a1"]) / WEIGHTS).values())
+    assert some - base == elements * 8  # as read, and as run, both in float32

@@ -176,6 +176,19 @@ def read_adapter(adapter: str, spec: ModelSpec, names: WeightNames, base: str = 
     return Adapter(str(path), digest.hexdigest(), max(len(each.a) for each in updates.values()), updates)
 
 
+def adapter_elements(adapter: str) -> int:
+    """Returns the number of an adapter's weights, from its files' headers; 0 where `read_adapter` will refuse them.
+
+    Raises:
+        CheckpointError: there is no such adapter.
+    """
+    try:
+        with safe_open(resolve_adapter(adapter) / WEIGHTS, framework="pt") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no dict
+    except (SafetensorError, OSError):
+        return 0
+
+
 def _hint(path: Path) -> str:
     others = sorted(each.name for pattern in ("*.bin", "*.pt", "*.pth") for each in path.glob(pattern))
     if not others:
