@@ -84,6 +84,7 @@ OPERATORS = [
     "GET /api/operator/stats", "GET /api/operator/runs", "GET /api/operator/tools", "GET /api/operator/users",
     "POST /api/operator/users", "PATCH /api/operator/users/{user_id}", "GET /api/operator/keys",
     "POST /api/operator/keys", "PATCH /api/operator/keys/{key_id}", "DELETE /api/operator/keys/{key_id}",
+    "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter",
 ]  # fmt: skip
 
 

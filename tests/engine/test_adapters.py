@@ -24,6 +24,7 @@ from engine.model.adapters.peft_checkpoint import WEIGHTS
 from engine.model.memory import needs_of
 from engine.structured_output.spec import Regex
 from tests.engine.speculation.test_same_tokens import Planted
+from tests.engine.speculation.test_trees import PlantedTrees
 from tests.lora import ALL, write_adapter
 
 PROMPT = [(i * i * 7 + i) % 300 + 3 for i in range(50)]
@@ -192,16 +193,19 @@ async def test_preempted_sequences_keep_theirs(random_model: Path, adapters: dic
         assert (await engine.stats()).preemptions
 
 
-async def test_drafts_change_no_token(random_model: Path, adapters: dict[str, str]) -> None:
-    """Drafted is what the model without adapters says: right for the base's rows, and mostly wrong for others."""
-    names, span = (None, "a0", "a1"), Span(Sampling(temperature=0.0, seed=1), max_tokens=60, ignore_eos=True)
+@pytest.mark.parametrize("planted", [Planted, PlantedTrees])
+async def test_drafts_change_no_token(
+    planted: type[Planted | PlantedTrees], random_model: Path, adapters: dict[str, str]
+) -> None:
+    """Drafted is what one adapter says: right for its own rows, and mostly wrong for others'."""
+    names, span = (None, "a0", "a1"), Span(Sampling(temperature=0.0, seed=1), max_tokens=24, ignore_eos=True)
     settings = config(random_model, adapters, deterministic=True)
     async with await Engine.start(settings) as engine:
         plain = [await tokens(engine, name, span=span) for name in names]
-    planted = Planted({(tuple(PROMPT), 1, 0): tuple(plain[0])}, wrong=0.0)
+    proposer = planted({(tuple(PROMPT), 1, 0): tuple(plain[2])}, wrong=0.0)
     drafting = replace(settings, speculation="planted")
-    async with await Engine.start(drafting, partial(build, proposers=(planted,))) as engine:
-        assert await asyncio.gather(*(tokens(engine, name, span=span) for name in names * 3)) == plain * 3
+    async with await Engine.start(drafting, partial(build, proposers=(proposer,))) as engine:
+        assert await asyncio.gather(*(tokens(engine, name, span=span) for name in names)) == plain
         found = (await engine.stats()).speculation
     assert 0 < found.accepted < found.drafted
 
