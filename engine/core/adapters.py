@@ -69,6 +69,11 @@ class CoreAdapters:
         """Returns the names that sequences may open with, and the digests of their files."""
         return tuple((name, each.digest) for name, each in self._names.items() if each.digest and not each.leaving)
 
+    @property
+    def sequences(self) -> tuple[tuple[str, int], ...]:
+        """Returns the open sequences of each adapter, by name, those of adapters that leave included."""
+        return tuple((name, each.sequences) for name, each in self._names.items())
+
     def handle(
         self,
         command: m.LoadAdapter | m.AdapterDone | m.UnloadAdapter,

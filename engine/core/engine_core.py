@@ -85,8 +85,7 @@ class EngineCore:
         self._private_ids = count(-1, -1)  # of throw-away children: they never meet a client's ids
         self._replies: list[m.Reply] = []
         self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append)
-        overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
-        self._overlapped = overlapped
+        self._overlapped = overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
         self._speculator = speculator or Speculator((), (), 1)
         self._timer = StepTimer(clock, self._ran)
@@ -486,6 +485,7 @@ class EngineCore:
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
             states=StateStats() if self._states is None else self._states.stats(),
             speculation=self._speculator.stats(),
+            adapters=self._adapters.sequences,
         )
 
     def close(self) -> None:

@@ -116,6 +116,15 @@ def test_they_are_listed_with_their_parent_and_root(client: openai.OpenAI, adapt
     assert client.models.retrieve("poem").model_dump()["root"] == adapters["poem"]
 
 
+def test_their_sequences_are_measured(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        opened = http.post("/api/sequences", json={"model": "poem", "prompt": "Hello"}).json()
+        shown = http.get("/metrics").text
+        assert 'ponder_adapter_sequences{adapter="poem"} 1.0' in shown
+        assert 'ponder_adapter_sequences{adapter="sql"} ' in shown
+        http.delete(f"/api/sequences/{opened['id']}")
+
+
 def test_one_is_loaded_and_unloaded_while_answers_stream(client: openai.OpenAI, adapters: dict[str, str]) -> None:
     with pytest.raises(openai.NotFoundError, match="'late' is not served here"):
         said(client, "late")
