@@ -192,8 +192,8 @@ class ModelRegistry:
             InvalidParameter: it cannot be loaded, see `Engine.load_adapter`.
         """
         self._check_free(name)
-        await self.default.engine.load_adapter(name, root)
-        self._adapters[name] = self.default.with_adapter(name, root)
+        # to its end, should its asker go: the engine would have one that no name leads to
+        await asyncio.shield(asyncio.create_task(self._load_adapter(name, root), name=f"adapter {name}"))
 
     async def unload_adapter(self, name: str) -> None:
         """Serves an adapter no more; answers that use it are finished.
@@ -208,6 +208,10 @@ class ModelRegistry:
         if served.next_turns is not None:
             served.next_turns.close()
         await served.engine.unload_adapter(name)
+
+    async def _load_adapter(self, name: str, root: str) -> None:
+        await self.default.engine.load_adapter(name, root)
+        self._adapters[name] = self.default.with_adapter(name, root)
 
     def _check_free(self, name: str) -> None:
         if name in self._by_name or name in self.remotes or name in (AUTO_NAME, DEFAULT_NAME) or name in self._adapters:

@@ -178,7 +178,7 @@ async def _is_right(
     if found.quotable:
         span = quoting(span, served, found.quotable)
     checked, said = CheckedAnswer(found), list[tuple[str, str]]()
-    async with await served.open(prompt, tenant="probe", priority=PRIORITY) as seq:
+    async with await served.engine.open(prompt, tenant="probe", priority=PRIORITY) as seq:
         opened, closed = served.opens_thinking(prompt), served.closes_thinking(prompt)
         async with aclosing(think_and_answer(seq, span, served.markers, opened=opened, closed=closed)) as pieces:
             async for piece in pieces:
