@@ -23,6 +23,7 @@ from engine.kernels import cpu
 from engine.model.adapters.peft_checkpoint import WEIGHTS
 from engine.model.memory import needs_of
 from engine.structured_output.spec import Regex
+from tests.engine.ipc.test_joined_engine import Places
 from tests.engine.speculation.test_same_tokens import Planted
 from tests.engine.speculation.test_trees import PlantedTrees
 from tests.lora import ALL, write_adapter
@@ -240,6 +241,16 @@ async def test_a_killed_process_comes_back_with_what_was_loaded(random_model: Pa
         with pytest.raises(InvalidParameter, match="not loaded"):
             await engine.open(PROMPT, adapter="late")
         assert await tokens(engine, "a2")
+
+
+async def test_a_client_that_joins_has_them(random_model: Path, adapters: dict[str, str]) -> None:
+    """As an API worker does."""
+    settings = config(random_model, adapters, runs_in="process")
+    async with await Engine.start(settings) as engine:
+        expected = [await tokens(engine, name) for name in (None, *adapters)]
+        async with Places(engine).joined(settings, 1) as other:
+            assert other.adapters == engine.adapters
+            assert await asyncio.gather(*(tokens(other, name) for name in (None, *adapters))) == expected
 
 
 async def test_a_sequence_whose_adapter_went_before_it_came_is_closed(
