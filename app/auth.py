@@ -103,6 +103,7 @@ SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
 # The first that fits, by how a path begins.
 _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
+    ("/v1/(un)?load_lora_adapter", "operator"),
     ("/v1", "v1"),
     (OLLAMA_PATHS, "v1"),
     ("/api/operator", "operator"),

@@ -73,7 +73,7 @@ def create_app(
             engine, settings.model, settings.served_model_name, settings.tool_call_parser,
             warm_next_turn=settings.warm_next_turn,
         )  # fmt: skip
-        models = ModelRegistry([served], web=settings.web)
+        models = ModelRegistry([served], web=settings.web, adapters=settings.lora)
     meter = ServerMetrics(models, Goals.of_settings(settings))
 
     def used(key_id: str, tokens: int) -> None:

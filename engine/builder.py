@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConfig, KvDType
+from engine.core.adapters import CoreAdapters
 from engine.core.engine_core import EngineCore
 from engine.core.gpu_sampler import warm_up
 from engine.core.messages import Loaded
@@ -110,6 +111,8 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         quantization=config.quantization,
         deterministic=config.deterministic,
     )
+    adapters = CoreAdapters(decoder, config.max_adapters, config.model)
+    adapters.load_all(dict(config.adapters))
     mtp_layer = _mtp_layer(config, decoder, path, device)
     if decoder.on_gpu and config.max_batch_tokens is None:
         tokens = DETERMINISTIC_STEP_TOKENS if config.deterministic else GPU_STEP_TOKENS
@@ -193,6 +196,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         states=states,
         speculator=speculator,
         groups=groups,
+        adapters=adapters,
     )
     longest = blocks * config.block_size if groups is None else groups.max_tokens(blocks)
     return EngineParts(
@@ -210,6 +214,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             vision=spec.vision is not None,
             proposers=speculator.names,
             speculation=speculation,
+            adapters=adapters.digests,
         ),
     )
 

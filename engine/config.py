@@ -68,6 +68,8 @@ class EngineConfig:
     speculation: str | None = "off"  # proposer of drafts, or off, or auto; None: auto on a CPU, elsewhere off
     speculation_tokens: int = 16  # the most tokens of a draft
     draft_model: str | None = None  # a small model of the same vocabulary, or Medusa heads of this one, as `model`
+    adapters: tuple[tuple[str, str], ...] = ()  # names and directories, or hub names, of LoRA adapters
+    max_adapters: int = 16  # that are loaded at once
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -88,11 +90,16 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
-        for name in ("block_size", "max_running", "max_waiting"):
+        for name in ("block_size", "max_running", "max_waiting", "max_adapters"):
             value = getattr(self, name)
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         self._check_tiers()
+        names = [name for name, _ in self.adapters]
+        if not all(names) or len(set(names)) < len(names) or len(names) > self.max_adapters:
+            accepted = f"up to {self.max_adapters}, each with a name of its own"
+            message = f"adapters are called {', '.join(map(repr, names))}; accepted: {accepted}."
+            raise InvalidParameter("adapters", message)
         if self.encoder_cache_bytes < 0:
             message = f"encoder_cache_bytes is {self.encoder_cache_bytes}; accepted: 0 or more bytes."
             raise InvalidParameter("encoder_cache_bytes", message)

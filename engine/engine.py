@@ -73,11 +73,12 @@ class Engine:
     image_processor: ImageProcessor | None = None  # of a model that reads images
     proposers: tuple[str, ...] = ()  # of drafts, that a span may name
     speculation: str = "off"  # of spans that name none
+    adapters: dict[str, str]  # digests of their files by the names that a sequence may be opened with
 
     def __init__(self, config: EngineConfig, link: Callable[[Engine], Link], client: int = 0) -> None:
         """`link` makes the link to the core, which knows this engine as client `client`."""
         self.config = config
-        self.fingerprint = b""
+        self.fingerprint, self.adapters = b"", {}
         self._requests: dict[int, PendingRequest] = {}
         self._queued: set[int] = set()  # of those, spans and scores
         self._ids = itertools.count(m.first_id(client))
@@ -146,6 +147,7 @@ class Engine:
         self.numerics = loaded.numerics
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.proposers, self.speculation = loaded.proposers, loaded.speculation
+        self.adapters = dict(loaded.adapters)
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
             if loaded.vision:
@@ -162,22 +164,22 @@ class Engine:
         *,
         tenant: str = "",
         priority: int = 0,
-        adapter: None = None,
+        adapter: str | None = None,
         deadline_s: float | None = None,
     ) -> Sequence:
         """Opens a sequence. Nothing is computed until it generates or scores.
 
-        `tenant` separates prefix caches: tenants never share blocks. Lower `priority` runs first. After `deadline_s`
-        seconds the sequence closes; a span then ends with the finish reason "deadline".
+        `tenant` separates prefix caches: tenants never share blocks, and neither do adapters. `adapter` names one of
+        `adapters`, which all of the sequence is computed with. Lower `priority` runs first. After `deadline_s` seconds
+        the sequence closes; a span then ends with the finish reason "deadline".
 
         Raises:
             ContextLengthExceeded: the context cannot hold the tokens and one more.
-            InvalidParameter: a token id is outside the vocabulary, or an adapter is named: there are none yet.
+            InvalidParameter: a token id is outside the vocabulary, or the adapter is not loaded.
             QueueFull: too many spans wait already.
             EngineStopped: see there.
         """
-        if adapter is not None:
-            raise InvalidParameter("adapter", "adapter is set; this engine has no adapters yet; accepted: None.")
+        self.check_adapter(adapter)
         if deadline_s is not None and deadline_s <= 0:
             raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
         given = list(tokens)
@@ -186,10 +188,10 @@ class Engine:
         self.check_queue()
         id = self.next_id()
         images = self.add_images(given)
-        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s))
-        return Sequence(self, id, given, images=images)
+        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or ""))
+        return Sequence(self, id, given, images=images, adapter=adapter)
 
-    def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0) -> None:
+    def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None) -> None:
         """Prefills whole blocks of these tokens into the tenant's prefix cache, once the engine has nothing else to do.
 
         A hint, with no reply: nothing is generated, and a request that comes first halts it within a step. It takes
@@ -199,14 +201,15 @@ class Engine:
 
         Raises:
             ContextLengthExceeded: the context cannot hold the tokens and one more.
-            InvalidParameter: a token id is outside the vocabulary, or the prefix cache is off.
+            InvalidParameter: a token id is outside the vocabulary, the cache is off, or the adapter is not loaded.
         """
+        self.check_adapter(adapter)
         if not self.config.prefix_cache:
             raise InvalidParameter("prefix_cache", "prefix_cache is off; accepted: on, to have a prefix warmed.")
         given = tuple(takewhile(lambda token: token < FIRST_IMAGE_ID, tokens))
         self.check_tokens(given)
         self.check_length(len(given) + 1)
-        self.post(m.Warm(given, tenant, priority))
+        self.post(m.Warm(given, tenant, priority, adapter or ""))
 
     async def image(self, data: bytes, *, split: bool = True, limits: ImageLimits = LIMITS) -> ImageInput:
         """Reads and processes an image file, for a chat message or a prompt's tokens (`ImageInput.token_ids`).
@@ -246,12 +249,17 @@ class Engine:
         """Opens a sequence that continues from a `Sequence.snapshot`, of this or another engine.
 
         Raises:
-            BadSnapshot: the bytes are damaged, cut short, of another model, or of another tenant.
+            BadSnapshot: the bytes are damaged, cut short, of another model, of another tenant, or of an adapter that
+                is not loaded under its name.
             EngineError: of `open`.
         """
         kept = unpacked(snapshot, self.fingerprint)
         if kept.tenant != tenant:
             raise BadSnapshot("The snapshot is of another tenant; accepted: the tenant that the sequence had.")
+        adapter, digest = kept.adapter
+        if adapter and self.adapters.get(adapter) != digest:
+            why = "is not loaded" if adapter not in self.adapters else "has other files now"
+            raise BadSnapshot(f"The snapshot is of the adapter {adapter!r}, which {why}; accepted: with that adapter.")
         if deadline_s is not None and deadline_s <= 0:
             raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
         features = 0 if self.image_processor is None else self.image_processor.features
@@ -264,10 +272,38 @@ class Engine:
         self.add_images(kept.tokens)
         self.post(
             m.Restore(
-                id, None, kept.tokens, kept.generated, tenant, priority, deadline_s, kept.stream, kept.forks, kept.tail
+                id, None, kept.tokens, kept.generated, tenant, priority, deadline_s, kept.stream, kept.forks, kept.tail,
+                adapter,
             )
-        )
-        return Sequence(self, id, list(kept.tokens), images=images)
+        )  # fmt: skip
+        return Sequence(self, id, list(kept.tokens), images=images, adapter=adapter or None)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Loads a LoRA adapter that PEFT saved, from a directory or a hub name, as `name`. Other sequences go on.
+
+        Raises:
+            InvalidParameter: the name is taken, `max_adapters` are loaded, or the files are no adapter of this model;
+                the message says why, and what would be accepted.
+        """
+        if not name:
+            raise InvalidParameter("name", "name is empty; accepted: a name of its own.")
+        reply = await self._asked(lambda request: m.LoadAdapter(request, name, path))
+        if isinstance(reply, m.RequestRefused):
+            raise InvalidParameter("adapter", "; ".join(reply.reasons))
+        assert isinstance(reply, m.AdapterReady)
+        self.adapters[name] = reply.digest
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuses an adapter from now on. Sequences that use it go on, and its memory is free once they are closed.
+
+        Raises:
+            InvalidParameter: it is not loaded.
+        """
+        self.check_adapter(name)
+        del self.adapters[name]
+        reply = await self._asked(lambda request: m.UnloadAdapter(request, name))
+        if isinstance(reply, m.RequestRefused):
+            raise InvalidParameter("adapter", "; ".join(reply.reasons))
 
     async def compile(self, constraint: Constraint, *, tenant: str = "") -> None:
         """Compiles a constraint before a span of the same tenant's needs it; the span then finds it ready.
@@ -275,12 +311,7 @@ class Engine:
         Raises:
             ConstraintRefused: no backend can enforce it exactly; `CompileTimeout`: not in time.
         """
-        request = self.request(queued=False)
-        try:
-            self.post(m.Compile(request.id, constraint, tenant))
-            (reply,) = await request.replies()
-        finally:
-            self.forget(request)
+        reply = await self._asked(lambda request: m.Compile(request, constraint, tenant))
         if isinstance(reply, m.RequestRefused):
             raise CompileTimeout("; ".join(reply.reasons)) if reply.timed_out else ConstraintRefused(reply.reasons)
 
@@ -289,14 +320,19 @@ class Engine:
         for the restart."""
         if self.state == "restarting":
             raise EngineRestarting("The engine is being restarted.", retry_after_s=1.0)
+        reply = await self._asked(m.GetStats)
+        assert isinstance(reply, m.StatsReply)
+        return reply.stats
+
+    async def _asked(self, command: Callable[[int], m.Command]) -> m.Reply:
+        """Sends a command that has one reply; returns that."""
         request = self.request(queued=False)
         try:
-            self.post(m.GetStats(request.id))
+            self.post(command(request.id))
             (reply,) = await request.replies()
         finally:
             self.forget(request)
-        assert isinstance(reply, m.StatsReply)
-        return reply.stats
+        return reply
 
     # -- sharing one core between processes
 
@@ -367,6 +403,11 @@ class Engine:
         """Drops the replies still to come for this request."""
         self._requests.pop(request.id, None)
         self._queued.discard(request.id)
+
+    def check_adapter(self, adapter: str | None) -> None:
+        if adapter is not None and adapter not in self.adapters:
+            known = ", ".join(self.adapters) or "none is loaded"
+            raise InvalidParameter("adapter", f"adapter is {adapter!r:.200}, which is not loaded; accepted: {known}.")
 
     def check_tokens(self, tokens: Iterable[int]) -> None:
         for token in tokens:

@@ -36,7 +36,9 @@ class Sequence:
         tokens: list[int],
         parent: Sequence | None = None,
         images: tuple[ImageInput, ...] = (),
+        adapter: str | None = None,
     ) -> None:
+        self.adapter = adapter  # its name
         self._engine = engine
         self._id = id
         self._tokens = tokens
@@ -177,7 +179,8 @@ class Sequence:
             raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
         ids = tuple(self._engine.next_id() for _ in range(n))
         self._engine.post(m.Fork(self._id, ids, owner._id))
-        children = [Sequence(self._engine, id, self._tokens.copy(), owner, self._images) for id in ids]
+        given = (owner, self._images, self.adapter)
+        children = [Sequence(self._engine, id, self._tokens.copy(), *given) for id in ids]
         for child in children:
             child._deferred_at = self._deferred_at
         owner._children.update(children)
@@ -322,6 +325,11 @@ class Sequence:
             raise InvalidParameter(
                 "min_confidence", f"min_confidence is {span.min_confidence}, and the engine has no fallback weights; "
                 "accepted: None.",
+            )  # fmt: skip
+        if span.min_confidence and self.adapter is not None:
+            raise InvalidParameter(
+                "min_confidence", f"min_confidence is {span.min_confidence}, and the fallback weights have no adapter "
+                f"{self.adapter!r}; accepted: None.",
             )  # fmt: skip
         remaining = self._engine.max_model_len - len(self)
         if remaining < max(1, span.min_tokens) or (span.max_tokens or 1) > remaining:

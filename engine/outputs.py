@@ -133,6 +133,7 @@ class Stats:
     waiting: int = 0
     running: int = 0
     sequences: int = 0  # open handles, idle ones included
+    adapters: tuple[tuple[str, int], ...] = ()  # the names of those loaded, and the open sequences of each
     blocks_total: int = 0
     blocks_used: int = 0  # referenced by some sequence
     blocks_cached: int = 0  # without references, but findable by prefix

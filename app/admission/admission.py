@@ -72,7 +72,7 @@ class AdmissionDecisions(ABC):
         Raises:
             ApiError: 429: all of these models have too much to do.
         """
-        self._check([self._queue_estimates[served.name] for served in among])
+        self._check([self._queue_estimates[served.base] for served in among])
 
     def check_priority(self, priority: int | None) -> None:
         """
@@ -103,7 +103,7 @@ class AdmissionDecisions(ABC):
 
     def thinking_left(self, served: ServedModel) -> int | None:
         """Returns the most tokens that an answer may think where many wait. None: as many as were asked for."""
-        return self._thinking if self._queue_estimates[served.name].wait_s() >= self._reduce_from_s else None
+        return self._thinking if self._queue_estimates[served.base].wait_s() >= self._reduce_from_s else None
 
     def refusal(self, reason: str, message: str, wait_s: float, code: str) -> ApiError:
         """A 429 that says when to come again; it is counted."""

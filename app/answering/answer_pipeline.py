@@ -223,7 +223,7 @@ class AnswerPipeline:
                     yield index, piece
 
     async def _open(self, plan: AnswerPlan, watch: RequestWatch, closing: ExitStack) -> EngineSequence:
-        seq = await plan.served.engine.open(plan.prompt, tenant=self.tenant, **scheduling())
+        seq = await plan.served.open(plan.prompt, tenant=self.tenant, **scheduling())
         closing.callback(seq.close)
         self.sequence = self.sequence or seq
 

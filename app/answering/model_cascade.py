@@ -217,7 +217,7 @@ async def _written(one: AnswerPlan, tenant: str, measured: bool, hear: Callable[
     wanted = replace(span, logprobs=max(span.logprobs or 0, TOP)) if measured else span
     pieces: list[Piece] = []
     logprobs: list[TokenLogprob] = []
-    async with await served.engine.open(one.prompt, tenant=tenant, **scheduling()) as seq:
+    async with await served.open(one.prompt, tenant=tenant, **scheduling()) as seq:
         writing = write(
             seq, wanted, served.markers, opened=served.opens_thinking(one.prompt),
             closed=served.closes_thinking(one.prompt), calls=one.tool_plan is not None,

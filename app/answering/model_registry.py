@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from app.admission.request_budget import enter
@@ -23,6 +23,8 @@ from app.errors import ApiError
 from engine import Engine, EngineConfig
 from engine.config import Fallback
 from engine.errors import EngineError
+
+NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 
 
 class ModelRegistry:
@@ -38,8 +40,10 @@ class ModelRegistry:
         remotes: Sequence[RemoteModel] = (),
         *,
         web: bool = False,
+        adapters: Mapping[str, str] = NO_ADAPTERS,
     ) -> None:
-        """`web`: whether images may be fetched from public addresses.
+        """`web`: whether images may be fetched from public addresses. `adapters` are those of the first model's engine:
+        their names, and their directories or hub names.
 
         Raises:
             BadSetting: two have one name.
@@ -61,6 +65,10 @@ class ModelRegistry:
         for each in self._served:  # the first one's names have `default` too
             for name in each.names:
                 self._by_name.setdefault(name, each)
+        self._adapters: dict[str, ServedModel] = {}
+        for name, root in adapters.items():
+            self._check_free(name)
+            self._adapters[name] = self.default.with_adapter(name, root)
 
     @classmethod
     def of(cls, engines: Mapping[str, Engine], settings: Settings) -> ModelRegistry:
@@ -79,11 +87,11 @@ class ModelRegistry:
             parser = settings.tool_call_parser if first else "auto"
             served.append(ServedModel(engine, path, name, parser, warm_next_turn=settings.warm_next_turn))
         if len(served) < 2 and last is None:
-            return cls(served, None, remotes, web=settings.web)
+            return cls(served, None, remotes, web=settings.web, adapters=settings.lora)
         by_name = {each.name: each for each in served}
         steps = [by_name[name] for name in settings.router] or sorted(served, key=lambda each: each.parameters)
         auto = ModelCascade(steps, gate_of(settings.router_gate, settings.router_bar), last)
-        return cls(served, auto, remotes, web=settings.web)
+        return cls(served, auto, remotes, web=settings.web, adapters=settings.lora)
 
     @classmethod
     async def start(cls, settings: Settings, begin: Callable[[str], None] = lambda model: None) -> ModelRegistry:
@@ -168,7 +176,46 @@ class ModelRegistry:
     def names(self) -> tuple[str, ...]:
         """Names that clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
         auto = () if self.auto is None else (AUTO_NAME,)
-        return tuple(dict.fromkeys((*(each.name for each in self._served), DEFAULT_NAME, *self.remotes, *auto)))
+        served = (*(each.name for each in self._served), DEFAULT_NAME)
+        return tuple(dict.fromkeys((*served, *self._adapters, *self.remotes, *auto)))
+
+    @property
+    def adapters(self) -> Mapping[str, ServedModel]:
+        """Returns the first model with each of its adapters, by name."""
+        return self._adapters
+
+    async def load_adapter(self, name: str, root: str) -> None:
+        """Loads an adapter of the first model from a directory or a hub name; it is served once it is loaded.
+
+        Raises:
+            BadSetting: the name is taken.
+            InvalidParameter: it cannot be loaded, see `Engine.load_adapter`.
+        """
+        self._check_free(name)
+        # to its end, should its asker go: the engine would have one that no name leads to
+        await asyncio.shield(asyncio.create_task(self._load_adapter(name, root), name=f"adapter {name}"))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Serves an adapter no more; answers that use it are finished.
+
+        Raises:
+            ApiError: 404 `model_not_found`: there is none of that name.
+        """
+        if (served := self._adapters.pop(name, None)) is None:
+            there = _listed(tuple(self._adapters) or ("none",))
+            message = f"The LoRA adapter {name!r:.200} is not loaded; accepted: {there}."
+            raise ApiError(404, message, param="lora_name", code="model_not_found")
+        if served.next_turns is not None:
+            served.next_turns.close()
+        await served.engine.unload_adapter(name)
+
+    async def _load_adapter(self, name: str, root: str) -> None:
+        await self.default.engine.load_adapter(name, root)
+        self._adapters[name] = self.default.with_adapter(name, root)
+
+    def _check_free(self, name: str) -> None:
+        if name in self._by_name or name in self.remotes or name in (AUTO_NAME, DEFAULT_NAME) or name in self._adapters:
+            raise BadSetting(f"The adapter is called {name!r}, which is another model's name; accepted: another name.")
 
     async def plans(
         self,
@@ -201,7 +248,7 @@ class ModelRegistry:
             ApiError: 404 `model_not_found`. So is `auto`, which is no model: a caller that supports it checks for
                 `auto` before. 400 `remote_model`: it is on another server, and this needs an engine.
         """
-        if (found := self._by_name.get(name)) is not None:
+        if (found := self._by_name.get(name) or self._adapters.get(name)) is not None:
             return found
         local = [each for each in self.names if each != AUTO_NAME and each not in self.remotes]
         if name in self.remotes:

@@ -61,8 +61,8 @@ class NextTurn:
 class NextTurnWarmer:
     """Warms the next turns of one model's chats, one at a time."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, adapter: str | None = None) -> None:
+        self._engine, self._adapter = engine, adapter
         self._turns: deque[NextTurn] = deque(maxlen=MAX_TURNS)
         self._task: asyncio.Task[None] | None = None
 
@@ -85,6 +85,7 @@ class NextTurnWarmer:
                 await asyncio.sleep(_LOOK_S)
             turn = self._turns.popleft()
             try:
-                self._engine.warm(await turn.shared_prompt(), tenant=turn.tenant, priority=turn.priority)
+                tokens = await turn.shared_prompt()
+                self._engine.warm(tokens, tenant=turn.tenant, priority=turn.priority, adapter=self._adapter)
             except (ApiError, EngineError) as refusal:
                 log.debug("The next turn is not warmed: %s", refusal)  # it would be refused itself

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from reasoning.thinking import Markers
 
 if TYPE_CHECKING:
     from engine import Engine
+    from engine.handle import Sequence as EngineSequence
 
 
 _STARTERS = (
@@ -72,6 +74,9 @@ class ServedModel:
         self.engine = engine
         self.name = name or engine.model_name
         self.names = frozenset({self.name, model, str(directory), DEFAULT_NAME})
+        self.base = self.name  # the name of the model whose engine it is: another one for an adapter
+        self.adapter: str | None = None
+        self.root = model  # the directory or hub name of its files
         self.created = int(time.time())
         self.markers = Markers.of(engine.tokenizer)
         self.tool_parser = choose_parser(engine.tokenizer, engine.tokenizer.tool_template, tool_call_parser)
@@ -82,6 +87,22 @@ class ServedModel:
         self.plans: dict[bytes, ToolPlan] = {}  # by user and the request's tools; the oldest first
         self.sampling = default_sampling(_read_json(directory / "generation_config.json"))
         self.about = _about(_read_json(directory / "ponder.json"))
+
+    def with_adapter(self, name: str, root: str) -> ServedModel:
+        """Returns the same model with an adapter of its engine, which is called `name` there and for clients; `root`
+        is the directory or hub name of the adapter's files."""
+        served = copy.copy(self)
+        served.name, served.names, served.adapter, served.root = name, frozenset({name}), name, root
+        served.created, served.plans = int(time.time()), {}
+        served.next_turns = None if self.next_turns is None else NextTurnWarmer(self.engine, name)
+        return served
+
+    async def open(
+        self, tokens: Sequence[int], *, tenant: str, priority: int = 0, deadline_s: float | None = None
+    ) -> EngineSequence:
+        """Opens a sequence of this model. Raises the errors of `Engine.open`."""
+        options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline_s": deadline_s}
+        return await self.engine.open(tokens, adapter=self.adapter, **options)
 
     @cached_property
     def parameters(self) -> int:

@@ -38,6 +38,20 @@ class ModelSettings(BaseModel):
         accepts="NAME=DIR or NAME=HUB-NAME, or a table of them: further models by the names that clients ask for",
         flag="--also",
     )
+    lora: dict[str, str] = setting(
+        {},
+        "[LoRA adapters](adapters.md) of the first model by their names for clients",
+        more='`[lora]` with `sql = "adapters/sql"` (`--lora sql=adapters/sql`, repeatable)',
+        accepts="NAME=DIR or NAME=HUB-NAME, or a table of them: adapters by the names that clients ask for",
+        flag="--lora",
+    )
+    max_loras: int = setting(16, "LoRA adapters that are loaded at once", accepts="adapters, 1 or more", ge=1)
+    allow_runtime_lora: bool = setting(
+        False,
+        "lets operators load and unload LoRA adapters of files that the server can read",
+        more="by [`/v1/load_lora_adapter`](adapters.md#while-the-server-runs), not with `api_workers`",
+        accepts="true or false",
+    )
     remote: tuple[RemoteSettings, ...] = setting(
         (),
         "[remote models](#remote-models): servers with OpenAI's or Anthropic's API, each under a name of its own",
@@ -72,7 +86,7 @@ class ModelSettings(BaseModel):
         accepts="auto, hermes, llama3_json, llama4_json, qwen3_coder, mistral, harmony or gemma4",
     )
 
-    @field_validator("models", mode="before")
+    @field_validator("models", "lora", mode="before")
     @classmethod
     def _pairs(cls, value: object) -> object:
         if not isinstance(value, list):
@@ -104,6 +118,16 @@ class ModelSettings(BaseModel):
             if name in taken:
                 raise BadSetting(f"models has {name!r}, which is {taken[name]}; accepted: another name.")
             taken[name] = "one of models"
+        for name, adapter in self.lora.items():
+            if not (name and adapter):
+                raise BadSetting(f"lora has {name!r} = {adapter!r}; accepted: a name and a directory or Hub name.")
+            if name in taken:
+                raise BadSetting(f"lora has {name!r}, which is {taken[name]}; accepted: another name.")
+            taken[name] = "one of lora"
+        if len(self.lora) > self.max_loras:
+            raise BadSetting(
+                f"lora has {len(self.lora)} adapters, and max_loras is {self.max_loras}; accepted: so many."
+            )
         for remote in self.remote:
             if remote.name in taken:
                 raise BadSetting(f"remote has {remote.name!r}, which is {taken[remote.name]}; accepted: another name.")

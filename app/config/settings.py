@@ -9,6 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,11 @@ class Settings(
             BadSetting: there are remote models and several processes, which would not know each other's budgets; or the
                 key of one is not there.
         """
+        if self.allow_runtime_lora and self.api_workers > 1:
+            raise BadSetting(
+                f"api_workers is {self.api_workers}, and adapters that are loaded later are one process's; accepted: 1 "
+                "with allow_runtime_lora."
+            )
         for remote in self.remote:
             remote.key()
         if self.remote and self.api_workers > 1:
@@ -123,8 +129,11 @@ class Settings(
 
     def engine_config(self, model: str | None = None) -> EngineConfig:
         """The engine's part of the settings, for the first model or another. Imports the engine, and so torch."""
-        draft_model = self.draft_model if model in (None, self.model) else None  # of another vocabulary, mostly
-        return self.config_of(model or self.model, self.resolved_data_dir, draft_model)
+        first = model in (None, self.model)
+        draft_model = self.draft_model if first else None  # of another vocabulary, mostly
+        config = self.config_of(model or self.model, self.resolved_data_dir, draft_model)
+        adapters = tuple(self.lora.items()) if first else ()
+        return replace(config, adapters=adapters, max_adapters=self.max_loras)
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:

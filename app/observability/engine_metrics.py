@@ -97,6 +97,12 @@ class EngineCounters(Collector):
             for state, field in _BLOCKS.items():
                 memory.add_metric([*model, state], getattr(stats, field) * size)
         yield memory
+        text, labels = "Open sequences by adapter.", [*self._labels, "adapter"]
+        adapters = GaugeMetricFamily("ponder_adapter_sequences", text, labels=labels)
+        for model, stats in counters:
+            for name, count in stats.adapters:
+                adapters.add_metric([*model, name], count)
+        yield adapters
         states = GaugeMetricFamily(
             "ponder_state_bytes", "Bytes of recurrent states by use.", labels=[*self._labels, "state"]
         )

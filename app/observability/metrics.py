@@ -112,7 +112,7 @@ class RequestWatch:
         """
         if self._ticket is not None:
             self._ticket.charge(prompt)
-        self._works += [self._counting.admit(each.name, tenant, prompt, limit, answers) for each in among]
+        self._works += [self._counting.admit(each.base, tenant, prompt, limit, answers) for each in among]
 
     def reading(self) -> None:
         """Its prompt is being read, as is heard of those that take several steps."""

@@ -244,15 +244,17 @@ async def version() -> Json:
 
 @router.get("/tags")
 async def tags(state: AppServing) -> Json:
-    return {"models": await asyncio.to_thread(_entries, tuple(state.models))}
+    served = (*state.models, *state.models.adapters.values())
+    return {"models": await asyncio.to_thread(_entries, served)}
 
 
 @router.get("/ps")
 async def loaded(state: AppServing) -> Json:
     """Every model is loaded, and stays so."""
-    entries = await asyncio.to_thread(_entries, tuple(state.models))
+    every = (*state.models, *state.models.adapters.values())
+    entries = await asyncio.to_thread(_entries, every)
     never = "9999-12-31T23:59:59Z"
-    lengths = [served.engine.max_model_len for served in state.models]
+    lengths = [served.engine.max_model_len for served in every]
     return {
         "models": [
             {**entry, "expires_at": never, "size_vram": 0, "context_length": length}
@@ -286,7 +288,8 @@ def _entries(models: Sequence[ServedModel]) -> list[Json]:
             "modified_at": datetime.fromtimestamp(served.created, UTC).isoformat().replace("+00:00", "Z"),
             "size": 2 * served.parameters, "digest": "",
             "details": {
-                "format": "safetensors", "family": "ponder", "families": None, "parent_model": "",
+                "format": "safetensors", "family": "ponder", "families": None,
+                "parent_model": "" if served.adapter is None else served.base,
                 "parameter_size": f"{served.parameters / 1e6:,.1f}M", "quantization_level": "",
             },
         }

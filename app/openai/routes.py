@@ -1,6 +1,7 @@
 """Routes of chat, completions, embeddings, reranking, tokens and models: each reads a body, checks it, and answers.
 
-`GET /v1/models` lists each served model under its own name, the first also as `default`, and `auto`.
+`GET /v1/models` lists each served model under its own name, the first also as `default`, its adapters with their
+`parent` and `root`, and `auto`. Operators load and unload adapters, as vLLM's API has it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.answering.model_registry import ModelRegistry
-from app.config import AUTO_NAME, DEFAULT_NAME
+from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting
 from app.connections import while_connected
-from app.current_user import AppServing, AppState, Asker, User, check_checker_scope
-from app.errors import invalid
+from app.current_user import AppServing, AppState, Asker, Operator, User, check_checker_scope
+from app.errors import ApiError, invalid
 from app.openai.chat_completions import chat_job, plan_chat
 from app.openai.chat_messages import turns
 from app.openai.completions import CompletionJob
@@ -33,6 +34,7 @@ from app.openai.event_stream import EventStream, reply
 from app.openai.request_models import ChatMessage, ChatRequest, CompletionRequest
 from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, MAX_BODY_BYTES, NO_EFFECT, JsonBody
 from app.state import Serving
+from engine.errors import InvalidParameter
 
 
 def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
@@ -62,6 +64,10 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
         entry = _named(name, remote.created, None)
         sees = remote.settings.sees
         return {**entry, "thinks": False, "tools": True, "sees": sees, "embeds": False, "remote": True}
+    if (served := models.adapters.get(name)) is not None:
+        entry = model_entry(models, embedder, served.base)
+        named = _named(name, served.created, served.engine.max_model_len)
+        return {**entry, **named, "parent": served.base, "root": served.root}
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)
     return {
         **_named(name, max(served.created for served in asked), max(served.engine.max_model_len for served in asked)),
@@ -118,6 +124,23 @@ class DetokenizeRequest(BaseModel):
 
     model: str = Field(DEFAULT_NAME, description="a served model's name")
     tokens: list[int] = Field(description="a list of the model's token ids")
+
+
+class LoadAdapterRequest(BaseModel):
+    """An adapter of the first model, as vLLM's `/v1/load_lora_adapter` takes it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    lora_name: str = Field(min_length=1, max_length=200, description="the name that clients ask for")
+    lora_path: str = Field(min_length=1, description="a directory that PEFT saved, or a hub name")
+
+
+class UnloadAdapterRequest(BaseModel):
+    """A loaded adapter."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    lora_name: str = Field(description="a loaded adapter's name; GET /v1/models lists them")
 
 
 async def tokenize(request: TokenizeRequest, state: Serving, user: str) -> dict[str, Any]:
@@ -210,6 +233,35 @@ async def tokenize_text(user: User, state: AppServing, wanted: TokenizeBody) -> 
 @router.post("/detokenize")
 async def detokenize_tokens(state: AppServing, wanted: DetokenizeBody) -> dict[str, Any]:
     return await detokenize(wanted, state.models)
+
+
+LoadBody = Annotated[LoadAdapterRequest, Depends(JsonBody(LoadAdapterRequest))]
+UnloadBody = Annotated[UnloadAdapterRequest, Depends(JsonBody(UnloadAdapterRequest))]
+
+
+@router.post("/load_lora_adapter")
+async def load_lora_adapter(who: Operator, state: AppServing, wanted: LoadBody) -> PlainTextResponse:
+    _check_runtime(state)
+    try:
+        await state.models.load_adapter(wanted.lora_name, wanted.lora_path)
+    except BadSetting as taken:
+        raise invalid("lora_name", str(taken)) from None
+    except InvalidParameter as refused:
+        raise invalid("lora_path", str(refused)) from None
+    return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+
+
+@router.post("/unload_lora_adapter")
+async def unload_lora_adapter(who: Operator, state: AppServing, wanted: UnloadBody) -> PlainTextResponse:
+    _check_runtime(state)
+    await state.models.unload_adapter(wanted.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
+
+
+def _check_runtime(state: Serving) -> None:
+    if not state.settings.allow_runtime_lora:
+        message = "Adapters are those that the server was started with; accepted: on a server with allow_runtime_lora."
+        raise ApiError(404, message, code="runtime_lora_off")
 
 
 @router.get("/models")

@@ -190,7 +190,7 @@ async def replay(served: ServedModel, trace: Trace, reasoning_resolver: Reasonin
         span = quoting(span, served, trace.quotable)
     reasoning_config = restored(trace.manner, served, reasoning_resolver)
     plan = AnswerPlan(served, prompt, span, trace.room, reasoning_config, trace.variables, tool_plan, selected=selected)
-    async with await served.engine.open(prompt, tenant="replay") as seq:
+    async with await served.open(prompt, tenant="replay") as seq:
         if trace.tools:
             limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))
             made = plan.agent(ToolLoop(_Recorded(trace.results), limits))

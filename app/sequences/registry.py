@@ -81,7 +81,7 @@ class Sequences:
             ContextLengthExceeded, InvalidParameter, QueueFull, EngineStopped: see `Engine.open`.
         """
         length_s = self._lease(lease_s, DEFAULT_LEASE_S)
-        seq = await served.engine.open(tokens, tenant=user, priority=priority())
+        seq = await served.open(tokens, tenant=user, priority=priority())
         try:
             self.check(user, 1, len(tokens))
         except ApiError:

@@ -40,6 +40,11 @@ class StepTimer:
         self._done_at = float("-inf")
         self._running: tuple[Step, float, torch.cuda.Event] | None = None
 
+    def stats(self) -> dict[str, Any]:  # Any: keyword arguments of another class
+        """Returns its fields of `Stats`."""
+        counts = {"steps": self.steps, "step_tokens": self.tokens, "step_seconds": self.seconds}
+        return {**counts, "last_batch": self.last_batch, "decodes": tuple(self._decodes)}
+
     def ended(self, step: Step, began: float, done: torch.cuda.Event | None) -> None:
         """Counts a step whose results the host has. `done`: the event of its end on the device, if that may still be
         ahead; then `wait` must follow, before the next `ended`."""
@@ -57,17 +62,6 @@ class StepTimer:
             (step, began, done), self._running = self._running, None
             done.synchronize()
             self._done(step, began)
-
-    @property
-    def counters(self) -> dict[str, Any]:  # as `asdict` gives them
-        """Returns the fields of `Stats` that are counted here."""
-        return {
-            "steps": self.steps,
-            "step_tokens": self.tokens,
-            "step_seconds": self.seconds,
-            "last_batch": self.last_batch,
-            "decodes": tuple(self._decodes),
-        }
 
     def _count_decode(self, rows: int, seconds: float) -> None:
         size = rows.bit_length() - 1

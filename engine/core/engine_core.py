@@ -13,6 +13,7 @@ from itertools import count
 
 from engine.config import EngineConfig
 from engine.core import messages as m
+from engine.core.adapters import CoreAdapters
 from engine.core.async_steps import DeviceThread, InFlightSteps, StepTimer
 from engine.core.mixture import Mixture
 from engine.core.output_processor import OutputProcessor, score_jobs
@@ -65,10 +66,11 @@ class EngineCore:
         images: EncoderCache | None = None,
         speculator: Speculator | None = None,
         groups: KVGroups | None = None,
+        adapters: CoreAdapters | None = None,
     ) -> None:
         self._config, self._pool = config, pool
         self._tiers, self._states = tiers, states
-        self._model = model
+        self._model, self._adapters = model, adapters or CoreAdapters()
         self._images = images or EncoderCache()
         self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups)
         self._eos = frozenset(eos)
@@ -83,8 +85,7 @@ class EngineCore:
         self._private_ids = count(-1, -1)  # of throw-away children: they never meet a client's ids
         self._replies: list[m.Reply] = []
         self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append)
-        overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
-        self._overlapped = overlapped
+        self._overlapped = overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
         self._speculator = speculator or Speculator((), (), 1)
         self._timer = StepTimer(clock, self._ran)
@@ -123,9 +124,13 @@ class EngineCore:
             case m.AddImage():
                 self._images.add(command.digest, command.tiles, command.size, command.pixels)
             case m.Open():
-                self._adopt(self._made(command.sequence, command), None, command.deadline_s)
+                if (seq := self._made(command.sequence, command)) is not None:
+                    self._adopt(seq, None, command.deadline_s)
             case m.Warm():
-                self._scheduler.warmer.add(self._made(next(self._private_ids), command))
+                if (seq := self._made(next(self._private_ids), command)) is not None:
+                    self._scheduler.warmer.add(seq)
+            case m.LoadAdapter() | m.AdapterDone() | m.UnloadAdapter():
+                self._replies += self._adapters.handle(command, self._post, self._scheduler.warmer.drop_adapter)
             case m.Restore():
                 self._restore(command)
             case m.GetStats():
@@ -180,22 +185,21 @@ class EngineCore:
             case m.Close():
                 self._close(seq, "the sequence was closed")
 
-    def _made(self, id: int, command: m.Open | m.Warm) -> SequenceState:
-        root = root_digest(self._secret, self._config.model, "", command.tenant)
-        seq = SequenceState(id, [], root, next(self._arrivals), priority=command.priority, tenant=command.tenant)
+    def _made(self, id: int, command: m.Open | m.Warm | m.Restore) -> SequenceState | None:
+        """Returns a sequence without K/V; None where its adapter has been unloaded meanwhile."""
+        if (found := self._adapters.find(command.adapter)) is None:
+            return None
+        root = root_digest(self._secret, self._config.model, found[1], tenant := command.tenant)
+        seq = SequenceState(id, [], root, next(self._arrivals), command.priority, tenant, found[0])
         seq.append(list(command.tokens), generated=False)
         return seq
 
     def _restore(self, command: m.Restore) -> None:
         scope = None if command.scope is None else self._sequences.get(command.scope)
-        if command.scope is not None and scope is None:
-            return  # its scope has passed its deadline meanwhile
-        root = root_digest(self._secret, self._config.model, "", command.tenant)
-        seq = SequenceState(
-            command.sequence, list(command.tokens), root, next(self._arrivals), priority=command.priority,
-            tenant=command.tenant, stream=command.stream, forks=command.forks, generated=bytearray(command.generated),
-            tail=command.tail,
-        )  # fmt: skip
+        if (command.scope is not None and scope is None) or (seq := self._made(command.sequence, command)) is None:
+            return  # its scope has passed its deadline meanwhile, or its adapter is gone
+        seq.stream, seq.forks, seq.tail = command.stream, command.forks, command.tail
+        seq.generated = bytearray(command.generated)
         seq.counts.update(token for token, sampled in zip(seq.tokens, seq.generated, strict=True) if sampled)
         self._adopt(seq, scope, command.deadline_s)
 
@@ -204,7 +208,7 @@ class EngineCore:
         self._scheduler.keep(seq)
         snapshot = Snapshot(
             seq.tenant, seq.priority, tuple(seq.tokens), bytes(seq.generated), seq.stream, seq.forks,
-            max(seq.tail, seq.kv_len), tuple(self._images.of(seq.tokens)),
+            max(seq.tail, seq.kv_len), tuple(self._images.of(seq.tokens)), self._adapters.name_of(seq),
         )  # fmt: skip
         return packed(snapshot, self._model)
 
@@ -230,6 +234,7 @@ class EngineCore:
 
     def _adopt(self, seq: SequenceState, scope: SequenceState | None, deadline_s: float | None = None) -> None:
         self._sequences[seq.id] = seq
+        self._adapters.opened(seq)
         self._images.hold(seq.id, seq.tokens)
         if deadline_s is not None:
             seq.deadline = self._clock() + deadline_s
@@ -369,7 +374,8 @@ class EngineCore:
         self._scheduler.release(seq)
         self._images.release(seq.id)
         self._speculator.forget(seq)
-        self._sequences.pop(seq.id, None)
+        if self._sequences.pop(seq.id, None) is not None:
+            self._adapters.closed(seq, self._post)
         self._deadlines.pop(seq.id, None)
         if seq.parent is not None:
             seq.parent.children.pop(seq.id, None)
@@ -442,9 +448,7 @@ class EngineCore:
 
     def _due(self) -> list[SequenceState]:
         """Returns the sequences that have reached their deadline."""
-        if not self._deadlines:
-            return []
-        now = self._clock()
+        now = self._clock() if self._deadlines else 0.0
         return [s for s in self._deadlines.values() if s.deadline is not None and s.deadline <= now]
 
     def _expire(self) -> None:
@@ -469,14 +473,11 @@ class EngineCore:
             waiting=len(self._scheduler.waiting),
             running=len(self._scheduler.running),
             sequences=len(self._sequences),
-            blocks_total=self._pool.total,
-            blocks_used=self._pool.used,
-            blocks_cached=self._pool.cached,
-            blocks_free=self._pool.empty,
+            **self._pool.stats(),
             block_size=self._config.block_size,
             kv_groups=self._scheduler.width,
             generated_tokens=self._processor.generated_tokens,
-            **self._timer.counters,
+            **self._timer.stats(),
             held=self._scheduler.idle.held,
             encoded_tokens=self._images.encoded_tokens,
             encoder_seconds=self._images.encoder_seconds,
@@ -484,11 +485,13 @@ class EngineCore:
             tiers=TierStats() if self._tiers is None else self._tiers.stats(),
             states=StateStats() if self._states is None else self._states.stats(),
             speculation=self._speculator.stats(),
+            adapters=self._adapters.sequences,
         )
 
     def close(self) -> None:
         """Keeps the K/V that the next start can use, and ends the threads below. No step may follow."""
         self._steps.close()
+        self._adapters.close()
         for tiers in self._scheduler.tiers:
             tiers.close(KEEPING_S)
 

@@ -22,6 +22,7 @@ class Open:
     tenant: str
     priority: int
     deadline_s: float | None
+    adapter: str = ""  # its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Warm:
     tokens: tuple[int, ...]
     tenant: str
     priority: int
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Restore:
     stream: int
     forks: int
     tail: int = 0  # tokens that had K/V, perhaps in a tier
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,37 @@ class Compile:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Loads an adapter from `path` as `name`. With `wait` before any other command: where a fresh core has to have it.
+    Its reply is `AdapterReady` or `RequestRefused`."""
+
+    request: int
+    name: str
+    path: str
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Has no new sequence use an adapter; those that do go on. Its reply is `Ready` or `RequestRefused`."""
+
+    request: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDone:
+    """Reports a new set of resident adapters, or why there is none. From the core's own worker, not from a client.
+    `request` is that of the load, None of an unload. `resident` is the model's own."""
+
+    request: int | None
+    name: str
+    resident: object
+    digest: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Closes all sequences of a client that is gone."""
 
@@ -184,7 +218,7 @@ class Stop:
 
 Command = (
     AddImage | Open | Warm | Restore | Append | Generate | Score | Fork | Truncate | Hold | Snap | Cancel | Close
-    | GetStats | Compile | Leave | CompileDone | TransferDone | Stop
+    | GetStats | Compile | LoadAdapter | UnloadAdapter | AdapterDone | Leave | CompileDone | TransferDone | Stop
 )  # fmt: skip
 
 
@@ -203,6 +237,7 @@ class Loaded:
     vision: bool = False  # whether it reads images
     proposers: tuple[str, ...] = ()  # of drafts, that a span may name
     speculation: str = "off"  # of spans that name none
+    adapters: tuple[tuple[str, str], ...] = ()  # their names, and digests of their files
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +273,24 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Reports that the constraint is compiled."""
+    """Reports that the constraint is compiled, or the adapter unloaded."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReady:
+    """Reports that sequences may use an adapter. `digest` is of its files."""
+
+    request: int
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """Reports that the constraint cannot be compiled exactly, or not in time. A span's sequence is as it was."""
+    """Reports that the constraint cannot be compiled exactly, or not in time, a span's sequence being as it was; or
+    that an adapter cannot be loaded or unloaded."""
 
     request: int
     reasons: tuple[str, ...]
@@ -283,7 +328,7 @@ class StatsReply:
 
 Reply = (
     PromptProgress | OutputPiece | Scored | Ready | RequestRefused | RequestFailed | Deferred | Closed | Snapped
-    | StatsReply
+    | StatsReply | AdapterReady
 )  # fmt: skip
 
 _CLIENT_SHIFT = 48

@@ -73,6 +73,11 @@ class PrefixWarmer:
             if len(seq) >= len(prefix) and seq.digest(last, self._size) == prefix.digest(last, self._size):
                 self._drop(prefix)
 
+    def drop_adapter(self, adapter: int) -> None:
+        """Drops the prefixes of an adapter that is unloaded. No step may be in flight."""
+        for prefix in [each for each in self.prefixes if each.adapter == adapter]:
+            self._drop(prefix)
+
     def row(self) -> Row | None:
         """Returns the next chunk with its blocks allocated; None, and no prefix is left, where there is none."""
         while self.prefixes:

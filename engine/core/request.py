@@ -139,6 +139,8 @@ class PrefillJob:
         """Returns None: it samples nothing."""
 
 
+NO_ADAPTER = -1
+
 Job = SpanJob | ScoreJob | FollowerJob | PrefillJob
 
 
@@ -156,6 +158,7 @@ class SequenceState:
     arrival: int
     priority: int = 0
     tenant: str = ""
+    adapter: int = NO_ADAPTER  # the slot of a resident one
     parent: SequenceState | None = None  # the scope that closes this one with it
     children: dict[int, SequenceState] = field(default_factory=dict)
     stream: int = 0  # keys the random numbers, with a seed and a position
@@ -293,6 +296,7 @@ class SequenceState:
             arrival=arrival,
             priority=self.priority,
             tenant=self.tenant,
+            adapter=self.adapter,
             stream=mix64(self.stream, self.forks),
             generated=self.generated.copy(),
             counts=self.counts.copy(),

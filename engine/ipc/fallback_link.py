@@ -4,7 +4,8 @@ The deferral of a cascade, token by token (Kim et al. 2023, BiLD's fallback poli
 a token of low confidence, and the fallback goes on with it on a copy of the sequence: tokens, random key and penalty
 counts are restored, text and constraint are replayed, and one prefill computes the K/V. When the span is over, the
 first core gets the tokens, and the copy is closed; its K/V stays in the fallback's prefix cache. So the first core has
-every sequence, whole but for spans that run. Knows nothing of threads, processes or tensors.
+every sequence, whole but for spans that run. A sequence with an adapter is the first core's alone: the fallback's
+weights have none. Knows nothing of threads, processes or tensors.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class FallbackLink:
             self._defer(command.request)
             return
         span = command.span
-        if span.min_confidence is None and not command.followers:
+        if span.min_confidence is None and not command.followers and not self._journal.adapter_of(command.sequence):
             span = replace(span, min_confidence=self._min_confidence)
         self._first.send(replace(command, span=span))
 

@@ -42,6 +42,7 @@ class _Known:
     deadline: float | None
     stream: int = 0
     forks: int = 0
+    adapter: str = ""
     children: set[int] = field(default_factory=set)
     running: _Running | None = None
     followers: list[_Known] = field(default_factory=list)  # of the running span: they have its tokens once it is over
@@ -53,7 +54,9 @@ class SequenceJournal:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._sequences: dict[int, _Known] = {}  # a scope comes before its members
-        self._asked: dict[int, m.GetStats | m.Compile | m.Snap] = {}
+        self._asked: dict[int, m.GetStats | m.Compile | m.Snap | m.LoadAdapter | m.UnloadAdapter] = {}
+        self._adapters: dict[str, m.LoadAdapter] = {}  # by name: those loaded since the start, also while one leaves
+        self._unloaded: set[str] = set()  # names that a fresh core may not have, though its configuration does
         self._owners: dict[int, _Known] = {}  # by request id
         self._images: dict[bytes, m.AddImage] = {}  # by digest, of the open sequences
         self.numerics: Numerics | None = None  # of the core that computed the tokens
@@ -77,7 +80,7 @@ class SequenceJournal:
                 self._open(command)
             case m.Restore():
                 self._reopen(command)
-            case m.GetStats() | m.Compile() | m.Snap():
+            case m.GetStats() | m.Compile() | m.Snap() | m.LoadAdapter() | m.UnloadAdapter():
                 self._asked[command.request] = command
             case m.Close():
                 self._drop(command.sequence)
@@ -90,7 +93,7 @@ class SequenceJournal:
     def heard(self, reply: m.Reply) -> None:
         known = self._owners.get(reply.request)
         if known is None or known.running is None:
-            self._asked.pop(reply.request, None)
+            self._answered(self._asked.pop(reply.request, None), reply)
             return
         match reply:
             case m.OutputPiece(_, output):
@@ -138,8 +141,13 @@ class SequenceJournal:
         """Yields the commands for a fresh core, in the order in which they must come."""
         now = self._clock()
         yield from self._images.values()
+        used = {known.adapter for known in self._sequences.values()}
+        for load in self._adapters.values():
+            if load.name not in self._unloaded or load.name in used:
+                yield load
         for known in self._sequences.values():
             yield _restored(known, now)
+        yield from (m.UnloadAdapter(m.NOBODY, name) for name in sorted(self._unloaded))
         for known in self._sequences.values():
             if known.running is not None:
                 yield _resumed(known, known.running)
@@ -165,20 +173,34 @@ class SequenceJournal:
         assert isinstance(span, m.Generate)
         return replace(_restored(known, self._clock()), scope=None), span
 
+    def adapter_of(self, sequence: int) -> str:
+        """Returns the name of an open sequence's adapter; nothing where it has none."""
+        known = self._sequences.get(sequence)
+        return "" if known is None else known.adapter
+
     # -- parts
+
+    def _answered(self, asked: m.Command | None, reply: m.Reply) -> None:
+        match asked, reply:
+            case m.LoadAdapter(_, name), m.AdapterReady():
+                self._adapters[name] = replace(asked, request=m.NOBODY, wait=True)
+                self._unloaded.discard(name)
+            case m.UnloadAdapter(_, name), m.Ready():
+                self._unloaded.add(name)
 
     def _open(self, command: m.Open) -> None:
         deadline = None if command.deadline_s is None else self._clock() + command.deadline_s
         tokens = list(command.tokens)
         self._sequences[command.sequence] = _Known(
-            command.sequence, None, tokens, bytearray(len(tokens)), command.tenant, command.priority, deadline
-        )
+            command.sequence, None, tokens, bytearray(len(tokens)), command.tenant, command.priority, deadline,
+            adapter=command.adapter,
+        )  # fmt: skip
 
     def _reopen(self, command: m.Restore) -> None:
         deadline = None if command.deadline_s is None else self._clock() + command.deadline_s
         self._sequences[command.sequence] = _Known(
             command.sequence, None, list(command.tokens), bytearray(command.generated), command.tenant,
-            command.priority, deadline, command.stream, command.forks,
+            command.priority, deadline, command.stream, command.forks, command.adapter,
         )  # fmt: skip
 
     def _sent_to(self, known: _Known, command: m.Command) -> None:
@@ -249,7 +271,7 @@ def _restored(known: _Known, now: float) -> m.Restore:
     left = None if known.deadline is None else known.deadline - now
     return m.Restore(
         known.id, known.scope, tuple(known.tokens[:length]), bytes(known.generated[:length]), known.tenant,
-        known.priority, left, known.stream, forks,
+        known.priority, left, known.stream, forks, adapter=known.adapter,
     )  # fmt: skip
 
 

@@ -65,11 +65,11 @@ class Hello(msgspec.Struct, array_like=True):
 
 _COMMANDS: tuple[type, ...] = (
     Hello, m.Open, m.Warm, m.Restore, m.Append, _Generate, m.Score, m.Fork, m.Truncate, m.Hold, m.Snap, m.Cancel,
-    m.Close, m.GetStats, _Constraint, m.Leave, m.Stop, m.AddImage,
+    m.Close, m.GetStats, _Constraint, m.Leave, m.Stop, m.AddImage, m.LoadAdapter, m.UnloadAdapter,
 )  # fmt: skip
 _REPLIES: tuple[type, ...] = (
     m.Loaded, Failure, m.PromptProgress, m.OutputPiece, m.Scored, m.Ready, m.RequestRefused, m.RequestFailed,
-    m.Deferred, m.Closed, m.Snapped, m.StatsReply,
+    m.Deferred, m.Closed, m.Snapped, m.StatsReply, m.AdapterReady,
 )  # fmt: skip
 
 

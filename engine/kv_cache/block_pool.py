@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.kv_cache.eviction import EvictionOrder
 
@@ -83,6 +84,11 @@ class BlockPool:
     @property
     def empty(self) -> int:
         return len(self._empty)
+
+    def stats(self) -> dict[str, Any]:  # Any: keyword arguments of another class
+        """Returns its fields of `Stats`."""
+        counts = {"blocks_total": self.total, "blocks_used": self.used, "blocks_cached": self.cached}
+        return {**counts, "blocks_free": self.empty}
 
     @property
     def used(self) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"PonderSq"
 VERSION = 1  # of images of blocks
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 _HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, its bytes
 _ACCEPTED = "accepted: what `snapshot` gave for a sequence of this model"
 
@@ -47,11 +47,13 @@ class Snapshot:
     forks: int
     tail: int
     images: tuple[SavedImage, ...] = ()
+    adapter: tuple[str, str] = ("", "")  # its name, and the digest of its files
 
 
 SavedImage = tuple[bytes, int, int, bytes]  # an image's digest, tiles, size and pixels
 # The model's fingerprint, then the fields of `Snapshot`; tokens as int64, little-endian.
-_Written = tuple[bytes, str, int, bytes, bytes, int, int, int, tuple[SavedImage, ...]]
+_Written = tuple[bytes, str, int, bytes, bytes, int, int, int, tuple[SavedImage, ...], tuple[str, str]]
+_WrittenBefore = tuple[bytes, str, int, bytes, bytes, int, int, int, tuple[SavedImage, ...]]  # version 2: no adapters
 
 
 def packed(snapshot: Snapshot, model: bytes) -> bytes:
@@ -68,6 +70,7 @@ def packed(snapshot: Snapshot, model: bytes) -> bytes:
         snapshot.forks,
         snapshot.tail,
         snapshot.images,
+        snapshot.adapter,
     )
     body = msgspec.msgpack.encode(written)
     return _HEADER.pack(MAGIC, SNAPSHOT_VERSION, zlib.crc32(body), len(body)) + body
@@ -85,20 +88,25 @@ def unpacked(data: bytes, model: bytes) -> Snapshot:
         raise BadSnapshot(f"These {len(data)} bytes are no snapshot of a sequence; {_ACCEPTED}.")
     _, version, checksum, length = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
-    if version != SNAPSHOT_VERSION:
-        raise BadSnapshot(f"The snapshot has version {version}; accepted: version {SNAPSHOT_VERSION}.")
+    if version not in (2, SNAPSHOT_VERSION):
+        raise BadSnapshot(f"The snapshot has version {version}; accepted: version 2 or {SNAPSHOT_VERSION}.")
     if len(body) != length or zlib.crc32(body) != checksum:
         raise BadSnapshot(f"The snapshot is damaged: it has {len(body)} of {length} bytes or others; {_ACCEPTED}.")
     try:
-        of, tenant, priority, ids, generated, stream, forks, tail, images = msgspec.msgpack.decode(body, type=_Written)
+        written: _Written
+        if version == SNAPSHOT_VERSION:
+            written = msgspec.msgpack.decode(body, type=_Written)
+        else:
+            written = (*msgspec.msgpack.decode(body, type=_WrittenBefore), ("", ""))
     except msgspec.DecodeError as error:
         raise BadSnapshot(f"The snapshot cannot be read ({error}); {_ACCEPTED}.") from None
+    of, tenant, priority, ids, generated, stream, forks, tail, images, adapter = written
     tokens = array("q", ids)
     if of != model:
         raise BadSnapshot(f"The snapshot is of another model; {_ACCEPTED}.")
     if len(generated) != len(tokens) or not 0 <= tail <= len(tokens):
         raise BadSnapshot(f"The snapshot does not add up; {_ACCEPTED}.")
-    return Snapshot(tenant, priority, tuple(tokens), generated, stream, forks, tail, images)
+    return Snapshot(tenant, priority, tuple(tokens), generated, stream, forks, tail, images, adapter)
 
 
 Bytes = bytes | bytearray | memoryview

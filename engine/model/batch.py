@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.request import NO_ADAPTER
 from engine.core.step import Row, Step
 from engine.core.token_tree import path_to, runs
 from engine.kernels.buffers import zeros
@@ -56,6 +57,7 @@ class Batch:
     windowed: tuple[tuple[Tensor, Tensor], ...] = ()  # the block tables and slots of each windowed K/V group
     first_key: int = 0  # no token attends to positions before it; on torch's layers alone
     branches: Branches | None = None
+    adapters: tuple[int, ...] = ()  # each row's slot, or NO_ADAPTER; none where no row has one
 
     def of_table(self, table: int) -> Batch:
         """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
@@ -230,6 +232,7 @@ class BatchLayout:
     windowed: tuple[Ints, Ints] | None = None  # tables (groups, rows, blocks) and slots of the windowed K/V groups
     images: tuple[list[int], list[int]] = ([], [])  # placeholders: where they are in `tokens`, and their ids
     branches: tuple[tuple[int, ...], Ints] | None = None  # `Branches`
+    adapters: tuple[int, ...] = ()  # as `Batch`
     follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
 
@@ -269,6 +272,7 @@ class Batching:
             features=self.features(laid),
             windowed=() if laid.windowed is None else tuple(zip(*map(self._tensor, laid.windowed), strict=True)),
             branches=None if laid.branches is None else Branches(laid.branches[0], self._tensor(laid.branches[1])),
+            adapters=laid.adapters,
         )
 
     def features(self, laid: BatchLayout) -> Features | None:
@@ -306,6 +310,7 @@ class Batching:
         written = tables[:, row_of, positions // size]  # each token's block, of each group
         slots = np.ascontiguousarray(np.where(positions < cached, NULL_BLOCK, written) * size + offsets)
         images = self._parted(tokens) if self._images is not None and has_images(tokens) else ([], [])
+        adapters = [row.seq.adapter for row in rows]
         laid = BatchLayout(
             tokens,
             positions,
@@ -316,6 +321,7 @@ class Batching:
             wanted,
             (tables[1:], slots[1:]),
             images,
+            adapters=tuple(adapters) if any(each != NO_ADAPTER for each in adapters) else (),
             follows=self._follows,
         )
         return _branched(laid, rows) if any(row.parents for row in rows) else laid
@@ -389,5 +395,5 @@ def _branched(laid: BatchLayout, rows: Sequence[Row]) -> BatchLayout:
         slots[at, : len(each)] = each
     return replace(
         laid, positions=positions, starts=starts, contexts=contexts, tables=laid.tables[of],
-        branches=(tuple(begins), slots),
+        branches=(tuple(begins), slots), adapters=tuple(laid.adapters[at] for at in of if laid.adapters),
     )  # fmt: skip

@@ -8,7 +8,7 @@ so the layer below is written for few calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from engine.config import KernelName, QuantizationName
-from engine.errors import CheckpointError, InvalidParameter
+from engine.errors import CheckpointError
 from engine.families import family_of
-from engine.kernels import quantized
 from engine.kernels.cpu.binding import NativeLinear
-from engine.kernels.matmul import invariant
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
+from engine.model.adapters.packed import PackedAdapters
+from engine.model.adapters.peft_checkpoint import Adapter, projections, read_adapter
+from engine.model.adapters.resident import StackedAdapters
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, Features, KVCache
 from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
 from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
-from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
+from engine.model.linear import Packing
 from engine.model.loader import Weights
 from engine.model.mlp.experts import Expert, RoutedExperts, clamped_swiglu, run_experts
 from engine.model.mlp.layer_inputs import LayerInputs
@@ -35,12 +36,13 @@ from engine.model.model_spec import ModelSpec, Rope, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
 from engine.model.recurrent.short_convolution import earlier_slots, short_convolution
 from engine.model.recurrent.states import RecurrentPlan
-from engine.model.rope import Rotation, rotate_
+from engine.model.rope import Rotation, rotate_, served_context
 
 Attention = Callable[..., Tensor]  # the signature of attention.paged
 # By K/V heads, their width, and the block table of their K/V group: the windows of layers with those.
 Windows = dict[tuple[int, int, int], dict[int | None, None]]
 Keep = Callable[[Tensor], None]
+ResidentAdapters = StackedAdapters | PackedAdapters
 Turns = tuple[Tensor, Tensor]  # the rotations of queries and of keys
 
 
@@ -67,15 +69,11 @@ class Decoder:
         deterministic: bool = False,
         packing: Packing | None = None,
     ) -> None:
-        long_context = False
-        if spec.longrope_context is not None:
-            long_context = max_model_len is not None and max_model_len > spec.longrope_context
-            if not long_context:
-                limit = min(spec.max_position_embeddings, spec.longrope_context)
-                spec = replace(spec, max_position_embeddings=limit)
+        spec, long_context = served_context(spec, max_model_len)
         self.spec, self.dtype, self.device = spec, dtype, device
-        self._attend = attend
-        self._activation = ACTIVATIONS[spec.activation]
+        self._names = names
+        self._adapters: ResidentAdapters | None = None
+        self._attend, self._activation = attend, ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch, self._deterministic, self._stepwise = Scratch(), deterministic, deterministic
         self._windows: Windows = {}
@@ -89,7 +87,8 @@ class Decoder:
         on_gpu = attend is attention.paged and gpu_layers.chosen(spec, dtype, device, kernels)
         tiled = kernels == "auto" and attend is attention.paged and native_layers.suits(spec, dtype, device)
         tiled = tiled and packing is None
-        packing = packing or _packing(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
+        wanted = (quantization, spec, dtype, device)
+        packing = packing or native_layers.packing_for(*wanted, tiled, on_gpu, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
         self._embedding = read.tensor(f"{names.root}{names.embedding}.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
@@ -107,8 +106,8 @@ class Decoder:
         self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
-        limits = limits_for(spec, device, deterministic=deterministic)
         windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
+        limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)
 
     @property
@@ -130,6 +129,30 @@ class Decoder:
     def on_gpu(self) -> bool:
         """Returns whether the Triton kernels run the model, and `forward_step` may be called."""
         return self._gpu is not None
+
+    def read_adapter(self, adapter: str, base: str = "") -> Adapter:
+        """Reads an adapter of this model. Raises CheckpointError."""
+        return read_adapter(adapter, self.spec, self._names, base)
+
+    @torch.inference_mode()
+    def with_adapters(self, adapters: Mapping[int, Adapter]) -> ResidentAdapters:
+        """Returns adapters by slot for `use_adapters`. May be called while steps run."""
+        places = projections(self.spec, self._names)
+        if self._cpu is not None:
+            before = self._adapters if isinstance(self._adapters, PackedAdapters) else None
+            return PackedAdapters(places, self.spec.layers, adapters, before)
+        return StackedAdapters(places, adapters, self.dtype, self.device)
+
+    def use_adapters(self, adapters: ResidentAdapters) -> None:
+        """Has steps find their rows' adapters in these from now on. No step may be running."""
+        self._adapters = adapters
+
+    def _adapted(self, adapters: Sequence[int], starts: Sequence[int]) -> Sequence[Layer]:
+        """Returns the layers with the adapters of a step's rows."""
+        if not adapters:
+            return self._layers
+        assert isinstance(self._adapters, StackedAdapters), "a row has an adapter, so one is resident"
+        return self._adapters.applied(self._layers, adapters, starts)
 
     @torch.inference_mode()
     def forward(
@@ -192,7 +215,8 @@ class Decoder:
             rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
             for rope, rotation in self._rotations.items()
         }
-        self._gpu.run(x, step, kv.layers(), rotations)
+        layers = self._adapted(*step.adapters) if step.adapters else None
+        self._gpu.run(x, step, kv.layers(), rotations, layers)
         return x
 
     def embed(self, token_ids: Tensor, features: Features | None = None) -> Tensor:
@@ -210,10 +234,11 @@ class Decoder:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix)
+            assert not isinstance(self._adapters, StackedAdapters)
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix, self._adapters)
             return x
         inputs = None if self._inputs is None else self._inputs(batch.token_ids, x)
-        self.run_layers(self._layers, x, batch, kv, inputs)
+        self.run_layers(self._adapted(batch.adapters, batch.query_starts), x, batch, kv, inputs)
         return x
 
     def _rotations_at(self, positions: Tensor) -> tuple[dict[Rope, Tensor], dict[Rope, Tensor]]:
@@ -424,31 +449,6 @@ class Decoder:
 def _heads(cache: Tensor | QuantizedLayer) -> tuple[int, int]:
     """Returns the K/V heads of a layer and their width."""
     return cache.shape[3], cache.shape[4]
-
-
-def _packing(
-    quantization: QuantizationName,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    tiled: bool,
-    on_gpu: bool,
-    deterministic: bool,
-) -> Packing:
-    """Returns the weight packing for the device and its kernels. Raises InvalidParameter."""
-    if device.type == "cuda" and quantization != "none":
-        if dtype == torch.float32:
-            message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
-            raise InvalidParameter("quantization", message)
-        return quantized.packing(quantization, invariant=deterministic)
-    if quantization == "int8" and device.type == "cpu" and not (tiled or on_gpu) and multiplies_int8():
-        return Packing(pack_int8, pack_int8)
-    if quantization != "none" and not tiled:
-        raise InvalidParameter("quantization", native_layers.refusal(quantization, spec, dtype, device))
-    if on_gpu:
-        dense = invariant if deterministic else Dense
-        return Packing(dense, dense, affine=quantized.as_stored(device, invariant=deterministic))
-    return native_layers.packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 
 
 def load_decoder(

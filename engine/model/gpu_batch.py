@@ -32,13 +32,15 @@ _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads lik
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """The model's input of one step on a GPU. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
-    `logits_at` the tokens whose logits are needed, `pieces` the attention for each window of the model's layers."""
+    `logits_at` the tokens whose logits are needed, `pieces` the attention for each window of the model's layers.
+    `adapters` has the rows' slots and where their tokens start, on the host, where a row has an adapter."""
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     logits_at: Tensor
     pieces: Mapping[int | None, Pieces]
+    adapters: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,8 @@ def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.dev
     packed = Packed(capacity_of(laid, works))
     host = np.zeros(packed.size, dtype=np.int32)
     packed.fill(laid, works, host)
-    return packed.views(torch.from_numpy(host).to(device), model, branched=batch.branches is not None)
+    step = packed.views(torch.from_numpy(host).to(device), model, branched=batch.branches is not None)
+    return replace(step, adapters=(batch.adapters, batch.query_starts)) if batch.adapters else step
 
 
 def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) -> WorkLimits:

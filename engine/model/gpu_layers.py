@@ -116,16 +116,21 @@ class GpuLayers:
         self._plain = [each for each in plain if each is not None] if None not in plain else None
 
     def run(
-        self, x: Tensor, step: DeviceStep, caches: Sequence[Tensor | QuantizedLayer], rotations: Mapping[Rope, Tensor]
+        self,
+        x: Tensor,
+        step: DeviceStep,
+        caches: Sequence[Tensor | QuantizedLayer],
+        rotations: Mapping[Rope, Tensor],
+        adapted: Sequence[Layer] | None = None,
     ) -> None:
         """Runs all layers on `x` (tokens, hidden) in place, writing K/V to the caches. Rotations are (tokens,
-        head_dim / 2, 2) float32, cosine and sine."""
+        head_dim / 2, 2) float32, cosine and sine. `adapted` are the layers where rows have adapters."""
         spec = self._spec
-        if len(x) == 1 and self._plain is not None:
+        if len(x) == 1 and self._plain is not None and adapted is None:
             self._run_one(x, step, caches, rotations, self._plain)
             return
         normed = self._add_and_norm(x, None, self._pre[0])
-        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+        for index, (layer, cache) in enumerate(zip(adapted or self._layers, caches, strict=True)):
             joined = layer.qkv(x if normed is None else normed)
             if layer.q_norm is not None and layer.k_norm is not None:
                 self._norm_projections(joined, layer.q_norm, layer.k_norm)

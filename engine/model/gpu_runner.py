@@ -1,8 +1,9 @@
 """Runs a step on a GPU: one copy there, one CUDA graph, one copy back.
 
-Decodes are replayed from CUDA graphs, so that a step costs one launch and not hundreds; all else runs eagerly on the
-decoder's Triton kernels. A graph's inputs must stay at their recorded addresses, and its result is overwritten by the
-next replay. Steps travel from two host buffers: one is written while the other is copied.
+Decodes are replayed from CUDA graphs, so that a step costs one launch and not hundreds; all else, and steps in which a
+row has an adapter, runs eagerly on the decoder's Triton kernels. A graph's inputs must stay at their recorded
+addresses, and its result is overwritten by the next replay. Steps travel from two host buffers: one is written while
+the other is copied.
 """
 
 from __future__ import annotations
@@ -199,13 +200,14 @@ class GpuRunner:
         used = packed.fill(laid, works, self._staging.take(packed.size))
         memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
         self._staging.send(used, memory)
-        return packed.views(memory, self._model, branched=laid.branches is not None)
+        step = packed.views(memory, self._model, branched=laid.branches is not None)
+        return replace(step, adapters=(laid.adapters, tuple(laid.starts))) if laid.adapters else step
 
     def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:
-        """Returns the smallest graph that holds a step; None where it is no decode, has images, or needs more pieces
-        than any graph has."""
+        """Returns the smallest graph that holds a step; None where it is no decode, has images or adapters, or needs
+        more pieces than any graph has."""
         rows = len(laid.contexts)
-        if len(laid.tokens) != rows or laid.images[0]:
+        if len(laid.tokens) != rows or laid.images[0] or laid.adapters:
             return None
         for graph in self._graphs:
             capacity = graph.packed.capacity

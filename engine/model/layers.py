@@ -141,6 +141,33 @@ class Layer:
     has_mlp: bool = True  # or experts
 
 
+def in_rope_order(spec: ModelSpec, weight: Tensor, index: int) -> Tensor:
+    """Rearranges the rows of heads of layer `index` from a checkpoint's pairs of rotated components to ours."""
+    rope = spec.ropes[index]
+    if rope is None or rope.neighbours:
+        return weight
+    return interleave(weight, spec.kv_shape(index)[1], rope.dim)
+
+
+def qkv_rows(spec: ModelSpec, names: WeightNames, index: int) -> tuple[tuple[str, ...], tuple[int, ...], Tensor]:
+    """Returns the projections that `Layer.qkv` of an attending layer joins: their names in a checkpoint, the rows of
+    queries, keys and values there, and the order (rows,) into which the joined rows are rearranged."""
+    (kv_heads, head_dim), found = spec.kv_shape(index), names.qkv
+    # of a gated head, query and gate lie together
+    widths: tuple[int, ...] = ((1 + spec.gated_attention) * spec.heads * head_dim, *2 * (kv_heads * head_dim,))
+    if index in spec.shared_kv:
+        found, widths = found[:1], widths[:1]
+    elif spec.global_heads is not None and index in spec.global_heads.layers and spec.global_heads.keys_are_values:
+        found, widths = found[:2], widths[:2]
+    q, *kv = torch.arange(sum(widths)).split(widths)
+    gate = q[:0]
+    if spec.gated_attention:
+        q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, head_dim)).unbind(1))
+    if kv:  # the last of these are the values, be they the keys
+        kv = [in_rope_order(spec, kv[0], index), kv[-1]]
+    return found, widths, torch.cat([in_rope_order(spec, q, index), *kv, gate])
+
+
 class LayerReader:
     """Reads layers of one model from its weights, cast to `dtype` on `device`."""
 
@@ -207,10 +234,12 @@ class LayerReader:
         elif spec.qk_norm == "heads":
             q = self._norm_weight(f"{prefix}{names.q_norm}.weight", spec.heads, spec.head_dim)
             k = self._norm_weight(f"{prefix}{names.k_norm}.weight", spec.kv_heads, spec.head_dim)
-            qk_norm = self._norm(self._order(torch.cat([q, k]).flatten(), index).unflatten(0, (-1, spec.head_dim)))
+            qk_norm = self._norm(
+                in_rope_order(spec, torch.cat([q, k]).flatten(), index).unflatten(0, (-1, spec.head_dim))
+            )
         elif spec.qk_norm == "projection":
-            q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), index)
-            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), index)
+            q = in_rope_order(spec, self._norm_weight(f"{prefix}{names.q_norm}.weight", q_width), index)
+            k = in_rope_order(spec, self._norm_weight(f"{prefix}{names.k_norm}.weight", kv_width), index)
             q_norm, k_norm = self._norm(q), self._norm(k)
         mixed = spec.experts is not None and index in spec.experts.layers
         has_mlp = spec.mlp_layers is None or index in spec.mlp_layers
@@ -298,18 +327,12 @@ class LayerReader:
     def _head_norms(self, prefix: str, index: int) -> Tensor:
         """Reads the weights of norms over the heads of queries, keys and values, as far as the layer has them."""
         spec, names, (kv_heads, head_dim) = self._spec, self._names, self._spec.kv_shape(index)
-        q = self._order(self._norm_weight(f"{prefix}{names.q_norm}.weight", head_dim), index)
+        q = in_rope_order(spec, self._norm_weight(f"{prefix}{names.q_norm}.weight", head_dim), index)
         parts = [q.expand(spec.heads, -1)]
         if index not in spec.shared_kv:
-            k = self._order(self._norm_weight(f"{prefix}{names.k_norm}.weight", head_dim), index)
+            k = in_rope_order(spec, self._norm_weight(f"{prefix}{names.k_norm}.weight", head_dim), index)
             parts += [k.expand(kv_heads, -1), *([torch.ones_like(k).expand(kv_heads, -1)] if spec.value_norm else [])]
         return torch.cat(parts)
-
-    def _order(self, weight: Tensor, index: int) -> Tensor:
-        rope = self._spec.ropes[index]
-        if rope is None or rope.neighbours:
-            return weight
-        return interleave(weight, self._spec.kv_shape(index)[1], rope.dim)
 
     def linear(self, name: str, rows: int, columns: int, bias: bool = False, order: Tensor | None = None) -> Linear:
         """Reads and packs a projection, as codes with scales where the checkpoint has those; `order` rearranges its
@@ -334,21 +357,9 @@ class LayerReader:
         return (self.packing.head or self.packing.plain)(weight, None)
 
     def _qkv(self, prefix: str, index: int) -> Linear:
-        spec, names, (kv_heads, head_dim) = self._spec, self._names.qkv, self._spec.kv_shape(index)
-        # of a gated head, query and gate lie together
-        widths: tuple[int, ...] = ((1 + spec.gated_attention) * spec.heads * head_dim, *2 * (kv_heads * head_dim,))
-        if index in spec.shared_kv:
-            names, widths = names[:1], widths[:1]
-        elif spec.global_heads is not None and index in spec.global_heads.layers and spec.global_heads.keys_are_values:
-            names, widths = names[:2], widths[:2]
-        bias = self._joined(prefix, names, widths, "bias") if spec.qkv_bias else None
-        q, *kv = torch.arange(sum(widths)).split(widths)
-        gate = q[:0]
-        if spec.gated_attention:
-            q, gate = (part.flatten(0, 1) for part in q.unflatten(0, (-1, 2, head_dim)).unbind(1))
-        if kv:  # the last of these are the values, be they the keys
-            kv = [self._order(kv[0], index), kv[-1]]
-        return self._ordered(prefix, names, widths, bias, torch.cat([self._order(q, index), *kv, gate]))
+        names, widths, order = qkv_rows(self._spec, self._names, index)
+        bias = self._joined(prefix, names, widths, "bias") if self._spec.qkv_bias else None
+        return self._ordered(prefix, names, widths, bias, order)
 
     def _ordered(
         self, prefix: str, names: tuple[str, ...], widths: tuple[int, ...], bias: Tensor | None, order: Tensor

@@ -68,6 +68,23 @@ def resolve(model: str) -> Path:
     return path
 
 
+def resolve_adapter(adapter: str) -> Path:
+    """Returns the directory of an adapter: itself, or that of a Hugging Face hub name, downloaded or in hub's cache.
+
+    Raises:
+        CheckpointError: there is no such directory or repository, or it cannot be reached.
+    """
+    path = Path(adapter).expanduser()
+    if adapter and path.is_dir():
+        return path
+    if path.exists() or adapter.count("/") != 1 or adapter.startswith((".", "/", "~")):
+        raise CheckpointError(
+            f"there is no directory {adapter!r:.200}; give the directory of an adapter that PEFT saved, or its name on "
+            "the hub, owner/name."
+        )
+    return _download(adapter)
+
+
 def name_of(model: str) -> str:
     """Returns the name of a model as configured: its directory's or file's, or its whole name on the hub."""
     path = Path(model).expanduser()

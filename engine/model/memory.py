@@ -20,6 +20,7 @@ from engine.kernels.quantized import GROUP
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import head_bytes
 from engine.model import gpu_layers, native_layers
+from engine.model.adapters.peft_checkpoint import adapter_elements
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, read_json, resolve
 from engine.model.model_spec import ModelSpec
@@ -205,7 +206,8 @@ def needs_of(config: EngineConfig) -> Needs:
     groups = kv_groups(config, spec, dtype, device, length)
     width = 1 if groups is None else groups.width
     return Needs(
-        loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device)),
+        loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device))
+        + adapter_bytes(config, device, dtype),
         width * block_bytes(spec, config.block_size, dtype, config.kv_dtype, groups),
         useful_blocks(config, length),
         width,
@@ -221,6 +223,13 @@ def kv_groups(
     return KVGroups.of(spec, config.block_size, max_len, config.step_tokens)
 
 
+def adapter_bytes(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """Returns about how many bytes the configured adapters take of the device: on a CPU they are kept as they were
+    read, in float32, and beside that as they run. Raises CheckpointError: there is no such adapter."""
+    each = dtype.itemsize + (4 if device.type == "cpu" else 0)
+    return each * sum(adapter_elements(path) for _, path in config.adapters)
+
+
 def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
     """Refuses weights that the device's free memory cannot hold, before any is read; where that is not known, none.
 
@@ -229,7 +238,7 @@ def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.d
     """
     if device.type != "cuda" and not MEMINFO.exists():
         return
-    free, group = free_bytes(device), _int4_group(device)
+    free, group = free_bytes(device) - adapter_bytes(config, device, dtype), _int4_group(device)
     stored = is_gguf(path) or quantization_of(path) is not None
     if stored:  # at least: some are dequantised
         files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]

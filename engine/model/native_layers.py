@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.config import QuantizationName
+from engine.errors import InvalidParameter
 from engine.kernels import cpu as kernels
+from engine.kernels import matmul, quantized
 from engine.kernels.cpu.binding import (
     ExpertStruct,
     GroupedWeight,
@@ -31,9 +33,11 @@ from engine.kernels.cpu.binding import (
 )
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.model.adapters.packed import PackedAdapters
+from engine.model.adapters.resident import adapters_of_tokens
 from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
-from engine.model.linear import Packing, multiplies_int8
+from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import GatedDelta, ModelSpec, Rope
 from engine.model.quantized_weight import AffineWeight, round_to_nearest
@@ -114,6 +118,31 @@ def packing(quantization: QuantizationName, *, deterministic: bool = False) -> P
         return TiledWeight(library, weight, bias, gated=True, eight_bits_from=from_tokens)
 
     return Packing(plain, gated, affine=_as_stored if quantization == "none" else None)
+
+
+def packing_for(
+    quantization: QuantizationName,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    tiled: bool,
+    on_gpu: bool,
+    deterministic: bool,
+) -> Packing:
+    """Returns the weight packing for the device and its kernels. Raises InvalidParameter."""
+    if device.type == "cuda" and quantization != "none":
+        if dtype == torch.float32:
+            message = f"quantization is {quantization}, but dtype is float32; accepted: bfloat16 or float16 on CUDA."
+            raise InvalidParameter("quantization", message)
+        return quantized.packing(quantization, invariant=deterministic)
+    if quantization == "int8" and device.type == "cpu" and not (tiled or on_gpu) and multiplies_int8():
+        return Packing(pack_int8, pack_int8)
+    if quantization != "none" and not tiled:
+        raise InvalidParameter("quantization", refusal(quantization, spec, dtype, device))
+    if on_gpu:
+        dense = matmul.invariant if deterministic else Dense
+        return Packing(dense, dense, affine=quantized.as_stored(device, invariant=deterministic))
+    return packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 
 
 def _as_stored(weight: AffineWeight, bias: Tensor | None, gated: bool) -> GroupedWeight | None:
@@ -229,9 +258,11 @@ class CpuLayers:
         rotations: Mapping[Rope, Tensor],
         of_queries: Mapping[Rope, Tensor],
         mixture: Callable[[Layer, Tensor], None],
+        adapters: PackedAdapters | None = None,
     ) -> None:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
-        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states."""
+        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states, and `adapters`
+        has those of the batch's rows."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         branches = batch.branches
         begins = None if branches is None else torch.tensor(branches.starts)
@@ -240,6 +271,8 @@ class CpuLayers:
         caches = (ctypes.c_void_p * len(self._layers))(*kv.addresses)
         scales = (ctypes.c_void_p * len(self._layers))(*kv.scale_addresses) if isinstance(kv, QuantizedCache) else None
         groups = None if kv.groups is None else self._of_groups(batch, kv.groups)
+        of_tokens = adapters_of_tokens(batch.adapters, batch.query_starts).long() if batch.adapters else None
+        assert of_tokens is None or adapters is not None, "a row has an adapter, so one is resident"
         first, last = (
             kv.tensors[each].stride(1) for each in (0, -1)
         )  # of codes and scales, or of K/V and convolutions
@@ -265,6 +298,8 @@ class CpuLayers:
             pointer(begins),
             None if branches is None else branches.slots.data_ptr(),
             0 if branches is None else branches.slots.stride(0),
+            pointer(of_tokens),
+            None if adapters is None else ctypes.addressof(adapters.table),
         )
         first, every = 0, len(self._layers)
         while first < every:

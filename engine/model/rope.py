@@ -8,11 +8,12 @@ Attention scores do not change when queries and keys are permuted alike.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from engine.model.model_spec import Rope
+from engine.model.model_spec import ModelSpec, Rope
 
 
 def inverse_frequencies(rope: Rope, *, long_context: bool = False) -> Tensor:
@@ -73,6 +74,16 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
 def longrope_attention_factor(factor: float, original_context: int) -> float:
     """LongRoPE (Ding et al. 2024), as Phi-3 uses it."""
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original_context))
+
+
+def served_context(spec: ModelSpec, max_model_len: int | None) -> tuple[ModelSpec, bool]:
+    """Returns the architecture with the positions that are served, and whether longrope's long set serves them: it does
+    where more than the pre-training context is asked for."""
+    if spec.longrope_context is None:
+        return spec, False
+    if max_model_len is not None and max_model_len > spec.longrope_context:
+        return spec, True
+    return replace(spec, max_position_embeddings=min(spec.max_position_embeddings, spec.longrope_context)), False
 
 
 class Rotation:

@@ -138,7 +138,7 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
         branches = Branches(batch.branches.starts[row : row + 1], batch.branches.slots[row : row + 1])
     return Batch(
         tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within, features,
-        windowed=tuple(windowed), branches=branches,
+        windowed=tuple(windowed), branches=branches, adapters=batch.adapters[row : row + 1],
     )  # fmt: skip
 
 

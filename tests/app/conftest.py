@@ -91,7 +91,8 @@ def serving(
         # In float32: the company that a sequence has must not change what it draws.
         limits: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_running": 16, "threads": 1}
         limits |= {name: changed[name] for name in ("max_running", "policy", "speculation") if name in changed}
-        config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, **limits)
+        adapters = tuple(settings.lora.items())
+        config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, adapters=adapters, **limits)
         several = settings.model_copy(update={**limits, "kv_blocks": 1200})
         registry = also or settings.remote
         other = None if fallback is None else Fallback(replace(config, model=str(fallback[0])), fallback[1])

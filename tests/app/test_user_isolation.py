@@ -85,6 +85,7 @@ OPERATORS = [
     "POST /api/operator/users", "PATCH /api/operator/users/{user_id}",
     "DELETE /api/operator/users/{user_id}", "GET /api/operator/keys",
     "POST /api/operator/keys", "PATCH /api/operator/keys/{key_id}", "DELETE /api/operator/keys/{key_id}",
+    "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter",
 ]  # fmt: skip
 
 

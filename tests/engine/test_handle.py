@@ -224,7 +224,7 @@ async def test_bad_tokens_and_parameters_are_refused_by_name(engine: Engine) -> 
     with pytest.raises(InvalidParameter, match="vocabulary"):
         await engine.open([engine.vocab_size])
     with pytest.raises(InvalidParameter, match="adapter"):
-        await engine.open([1], adapter="a")  # type: ignore[arg-type]  # refused
+        await engine.open([1], adapter="a")
     for bad in (
         {"temperature": -1.0},
         {"top_p": 0.0},

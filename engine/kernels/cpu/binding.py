@@ -53,7 +53,19 @@ class StepStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("layer_tables", "layer_slots")),
         *((name, ctypes.c_void_p) for name in ("branch_starts", "branch_slots")),
         ("branch_stride", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("adapters", "updates")),
     ]
+
+
+class LowRankStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((name, ctypes.c_int64) for name in ("rank", "first", "blocks")),
+    ]
+
+
+class UpdatesStruct(ctypes.Structure):
+    _fields_ = [("parts", ctypes.POINTER(LowRankStruct)), ("count", ctypes.c_int64)]
 
 
 class ExpertStruct(ctypes.Structure):

@@ -52,6 +52,8 @@ struct Step {
   const int64_t* const* layer_tables;  // of each layer, those of its K/V group in place of `tables`; or null
   const int64_t* const* layer_slots;
   Branches branches;
+  const int64_t* adapters;  // of each token, -1 for none; null where no token has one
+  const Updates* updates;   // (adapters, layers, 4): of qkv, o, gate_up and down
 };
 
 // A gated MLP of a mixture.
@@ -100,20 +102,27 @@ PagedLayer cache_of(const Step& step, int64_t layer) {
   return {keys, reinterpret_cast<uint8_t*>(keys) + step.cache_elements, scales, scales + step.scale_elements};
 }
 
-void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed, bf16* rows, bf16* wide) {
+void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed, bf16* rows, bf16* wide, float* sums) {
   const Layer& layer = model.layer[index];
   const int threads = static_cast<int>(step.threads);
   const int64_t tokens = step.tokens, hidden = model.hidden, queries = model.heads * model.width;
   const int64_t joined = queries + 2 * model.kv_heads * model.width;
 
+  enum Place { kQkv, kO, kGateUp, kDown };
+  const auto multiply = [&](const bf16* from, const Weight& weight, Place place, const Destination& to) {
+    if (step.adapters)
+      linear_adapted(from, tokens, weight, to,
+                     {step.updates + index * 4 + place, model.layers * 4, step.adapters, sums}, threads);
+    else
+      linear(from, tokens, weight, to, threads);
+  };
   const auto open = [&] {
-    linear(packed, tokens, layer.gate_up,
-           {static_cast<Output>(model.gated), wide, model.intermediate / 32, 1.0f}, threads);
+    multiply(packed, layer.gate_up, kGateUp, {static_cast<Output>(model.gated), wide, model.intermediate / 32, 1.0f});
   };
   norm_packed(step.states, tokens, hidden, layer.attention_pre, model.eps, model.centred, packed, threads);
   if (model.parallel) open();  // before attention takes the memory of the normed rows
   if (layer.taps) {
-    linear(packed, tokens, layer.qkv, {Output::kRows, rows, 3 * hidden, 1.0f}, threads);
+    multiply(packed, layer.qkv, kQkv, {Output::kRows, rows, 3 * hidden, 1.0f});
     convolve(rows, tokens,
              {layer.taps, layer.tap_count, hidden, step.slots, step.tables, step.starts, step.contexts,
               step.table_stride, step.rows, step.block_size, step.caches[index],
@@ -123,7 +132,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
     const PagedLayer cache = cache_of(step, index);
     const int64_t* tables = step.layer_tables ? step.layer_tables[index] : step.tables;
     const int64_t* slots = step.layer_slots ? step.layer_slots[index] : step.slots;
-    linear(packed, tokens, layer.qkv, {Output::kRows, rows, joined, 1.0f}, threads);
+    multiply(packed, layer.qkv, kQkv, {Output::kRows, rows, joined, 1.0f});
     const Heads heads{model.heads,      model.kv_heads,  model.width, layer.head_norm,
                       layer.query_norm, layer.key_norm, model.eps,  model.centred != 0,
                       layer.rotation < 0 ? nullptr : step.rotations[2 * layer.rotation],
@@ -134,22 +143,22 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
             step.branches},
            threads);
   }
-  const auto add = [&](const bf16* from, const Weight& weight, const float* post) {
+  const auto add = [&](const bf16* from, const Weight& weight, Place place, const float* post) {
     if (!post) {
-      linear(from, tokens, weight, {Output::kAdd, step.states, hidden, model.residual}, threads);
+      multiply(from, weight, place, {Output::kAdd, step.states, hidden, model.residual});
       return;
     }
-    linear(from, tokens, weight, {Output::kRows, rows, hidden, 1.0f}, threads);
+    multiply(from, weight, place, {Output::kRows, rows, hidden, 1.0f});
     norm_add(step.states, rows, tokens, hidden, post, model.eps, model.centred, model.residual, threads);
   };
-  add(packed, layer.o, layer.attention_post);
+  add(packed, layer.o, kO, layer.attention_post);
 
   if (!layer.down.tiles) return;  // of experts
   if (!model.parallel) {
     norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, model.centred, packed, threads);
     open();
   }
-  add(wide, layer.down, layer.mlp_post);
+  add(wide, layer.down, kDown, layer.mlp_post);
 }
 
 // `to` (tokens, hidden) += each chosen expert's output times its weight, in the experts' order.
@@ -213,11 +222,17 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step, int64_t 
   const size_t packed = tokens * std::max(model->hidden, queries);
   const size_t rows = tokens * std::max(joined, convolves ? 3 * model->hidden : model->hidden);
   const size_t wide = tokens * model->intermediate;
-  scratch.reserve((packed + rows + wide) * sizeof(bf16) + 64);
+  size_t sums = 0;  // of a linear layer's outputs, where tokens have adapters
+  if (step->adapters)
+    for (int64_t i = 0; i < model->layers; ++i)
+      for (const Weight* weight = &model->layer[i].qkv; weight <= &model->layer[i].down; ++weight)
+        sums = std::max<size_t>(sums, tokens * ((weight->out + 31) / 32 * 32));
+  scratch.reserve(sums * sizeof(float) + (packed + rows + wide) * sizeof(bf16) + 64);
   if (!scratch.memory) return -1;
-  bf16* memory = reinterpret_cast<bf16*>(scratch.memory);
+  bf16* memory = reinterpret_cast<bf16*>(scratch.memory + sums * sizeof(float));
   for (int64_t i = first; i < last; ++i)
-    run_layer(*model, i, *step, memory, memory + packed, memory + packed + rows);
+    run_layer(*model, i, *step, memory, memory + packed, memory + packed + rows,
+              reinterpret_cast<float*>(scratch.memory));
   return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <vector>
 
 #include "pairs.h"
 #include "pool.h"
@@ -155,6 +156,39 @@ void many(const Work& work, int64_t block, int64_t from, int64_t to, int&) { hal
 
 #endif
 
+// Adds the updates of one token to its sums; `row` is room for its (in,) activations. Each sum is made of the token alone.
+void update(const bf16* packed, int64_t token, int64_t steps, const Updates& updates, float* sums, float* row) {
+  for (int64_t step = 0; step < steps; ++step) {
+    const bf16* at = packed + packed_at(token, steps, step * 32);
+    store(row + step * 32, load16(at));
+    store(row + step * 32 + 16, load16(at + 16));
+  }
+  float middle[kMaxRank];
+  for (int64_t part = 0; part < updates.count; ++part) {
+    const LowRank& low = updates.parts[part];
+    for (int64_t r = 0; r < low.rank; ++r) {
+      const bf16* a = low.a + r * steps * 32;
+      Floats one = zeros(), two = zeros();
+      for (int64_t column = 0; column < steps * 32; column += 32) {
+        one = fmadd(load16(a + column), load(row + column), one);
+        two = fmadd(load16(a + column + 16), load(row + column + 16), two);
+      }
+      middle[r] = sum_of(add(one, two));
+    }
+    for (int64_t block = 0; block < low.blocks; ++block) {
+      const bf16* b = low.b + block * low.rank * 32;
+      float* at = sums + low.first + block * 32;
+      Floats one = load(at), two = load(at + 16);
+      for (int64_t r = 0; r < low.rank; ++r) {
+        one = fmadd(load16(b + r * 32), splat(middle[r]), one);
+        two = fmadd(load16(b + r * 32 + 16), splat(middle[r]), two);
+      }
+      store(at, one);
+      store(at + 16, two);
+    }
+  }
+}
+
 }  // namespace
 
 void put(const float* sums, int rows, int64_t token, int64_t block, const Weight& weight, const Destination& to,
@@ -258,6 +292,31 @@ void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Dest
       }
     release_tiles();
     finish_streams();
+  });
+}
+
+void linear_adapted(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to,
+                    const Adapted& adapted, int threads) {
+  bool any = false;
+  for (int64_t token = 0; token < tokens && !any; ++token)
+    any = adapted.tokens[token] >= 0 && adapted.of[adapted.tokens[token] * adapted.stride].count > 0;
+  if (!any) {
+    linear(packed, tokens, weight, to, threads);
+    return;
+  }
+  const int64_t blocks = (weight.out + 31) / 32, steps = weight.in / 32;
+  linear(packed, tokens, weight, {Output::kFloats, adapted.sums, blocks * 32, 1.0f}, threads);
+  Weight bare = weight;
+  bare.bias = nullptr;  // the sums have it
+  std::atomic<int64_t> next{0};
+  pool().run(threads, [&](int) {
+    std::vector<float> row(weight.in);
+    for (int64_t token; (token = next.fetch_add(1)) < tokens;) {
+      float* sums = adapted.sums + token * blocks * 32;
+      if (adapted.tokens[token] >= 0)
+        update(packed, token, steps, adapted.of[adapted.tokens[token] * adapted.stride], sums, row.data());
+      for (int64_t block = 0; block < blocks; ++block) put(sums + block * 32, 1, token, block, bare, to, false);
+    }
   });
 }
 

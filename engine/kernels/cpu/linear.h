@@ -32,6 +32,30 @@ struct Destination {
   float multiplier;
 };
 
+// A low-rank update (Hu et al. 2021) of columns [first, first + 32 * blocks) of a linear layer's output: `a` (rank, in), and
+// `b` as [blocks][rank][32], which has the scale. Mirrored in binding.py.
+struct LowRank {
+  const bf16 *a, *b;
+  int64_t rank, first, blocks;  // `rank` is at most kMaxRank, `first` a multiple of 32
+};
+
+constexpr int kMaxRank = 256;
+
+// The updates of a linear layer by one adapter.
+struct Updates {
+  const LowRank* parts;
+  int64_t count;
+};
+
+// The updates of a linear layer by all adapters: of adapter i at `of[i * stride]`. `tokens` has each token's adapter, -1
+// for none, and `sums` room for (tokens, out) float32, where out is filled up to whole blocks.
+struct Adapted {
+  const Updates* of;
+  int64_t stride;
+  const int64_t* tokens;
+  float* sums;
+};
+
 int64_t packed_bytes(int64_t out, int64_t in);
 void pack_weight(const bf16* weight, int64_t out, int64_t in, bf16* tiles);
 // Takes `rows` rows of 32 sums, `sums[row * 32 + column]`, from token `token` and column block `block` on.
@@ -40,5 +64,8 @@ void put(const float* sums, int rows, int64_t token, int64_t block, const Weight
 void linear_grouped(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 void linear_int8(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
 void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to, int threads);
+// The same with the updates of each token's adapter, added in float32. A token without one has the bits of `linear`.
+void linear_adapted(const bf16* packed, int64_t tokens, const Weight& weight, const Destination& to,
+                    const Adapted& adapted, int threads);
 
 }  // namespace ponder

@@ -43,9 +43,9 @@ SPAN = Span(
 )  # fmt: skip
 BIG = m.first_id(3)
 COMMANDS: list[m.Command] = [
-    m.Open(BIG, (1, 2), "tenant", -1, 2.5),
-    m.Warm((1, 2), "tenant", 7),
-    m.Restore(BIG, None, (1, 2), b"\0\1", "", 0, None, 2**64 - 1, 4, 2),
+    m.Open(BIG, (1, 2), "tenant", -1, 2.5, "sql"),
+    m.Warm((1, 2), "tenant", 7, "sql"),
+    m.Restore(BIG, None, (1, 2), b"\0\1", "", 0, None, 2**64 - 1, 4, 2, "sql"),
     m.Append(BIG, ()),
     m.Append(BIG, (5,), generated=True),
     m.Generate(BIG, BIG + 1, SPAN, -5, 9, (4, 5), True),
@@ -61,6 +61,8 @@ COMMANDS: list[m.Command] = [
     m.Close(BIG),
     m.GetStats(3),
     m.Compile(4, BODY, "alice"),
+    m.LoadAdapter(5, "sql", "/adapters/sql", True),
+    m.UnloadAdapter(6, "sql"),
     m.Leave(3),
     m.AddImage(bytes(18), 1, 2, bytes(range(12))),
     m.Stop(),
@@ -74,6 +76,7 @@ REPLIES: list[m.Reply] = [
     m.OutputPiece(1, SpanOutput(stop_reason=5, finish_reason="deadline")),
     m.Scored(1, ((-1.0, -2.0), (float("-inf"),))),
     m.Ready(1),
+    m.AdapterReady(1, "sql", "00ff"),
     m.RequestRefused(1, ("why",), True),
     m.RequestFailed(1, "why"),
     m.Deferred(1),
@@ -94,7 +97,7 @@ def test_replies_of_a_step_are_read_as_they_were_written() -> None:
 
 
 def test_no_command_and_no_reply_was_left_out() -> None:
-    internal = {m.CompileDone, m.TransferDone}  # from threads of the core itself
+    internal = {m.CompileDone, m.AdapterDone, m.TransferDone}  # from threads of the core itself
     assert {type(each) for each in COMMANDS} == set(typing.get_args(m.Command)) - internal
     assert {type(each) for each in REPLIES} == set(typing.get_args(m.Reply))
     assert all(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine import GREEDY, BadSnapshot, Engine, EngineConfig, InvalidParameter, Sampling, Span
@@ -13,7 +15,7 @@ from engine.core.request import SequenceState
 from engine.kv_cache.allocation import allocate, blocks_of
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import DiskTier
-from engine.kv_cache.snapshot import Snapshot, packed, unpacked
+from engine.kv_cache.snapshot import _HEADER, MAGIC, Snapshot, packed, unpacked
 from tests.engine.fake import FakeRunner
 from tests.engine.kv_below import Told, tiers_below
 from tests.engine.kv_cache.test_kv_tiers import config, prompt
@@ -30,6 +32,14 @@ def on_disk(model: Path, directory: Path) -> EngineConfig:
 
 def test_a_snapshot_is_read_as_it_was_written() -> None:
     assert unpacked(packed(TOLD, MODEL), MODEL) == TOLD
+
+
+def test_one_from_before_there_were_adapters_is_read() -> None:
+    body = msgspec.msgpack.encode((*msgspec.msgpack.decode(packed(TOLD, MODEL)[_HEADER.size :])[:-1],))
+    written = _HEADER.pack(MAGIC, 2, zlib.crc32(body), len(body)) + body
+    assert unpacked(written, MODEL) == TOLD
+    told = dataclasses.replace(TOLD, adapter=("sql", "00ff"))
+    assert unpacked(packed(told, MODEL), MODEL) == told
 
 
 def test_every_cut_and_every_flipped_byte_is_refused() -> None:

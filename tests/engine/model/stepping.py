@@ -24,11 +24,14 @@ class Stepper:
         block_size: int = 16,
         seed: int = 0,
         coding: Coding | None = None,
+        adapters: Sequence[int] = (),
     ) -> None:
+        """`adapters`: each sequence's slot, if any has one."""
         spec = decoder.spec
         self.decoder = decoder
         self.prompts = [list(prompt) for prompt in prompts]
         self.done = [0] * len(prompts)
+        self._adapters = adapters
         counts = [-(-len(prompt) // block_size) for prompt in prompts]
         free = list(range(1, sum(counts) + 1))
         if seed:  # 0: every table is a run of neighbours
@@ -71,6 +74,7 @@ class Stepper:
             torch.tensor(tables, device=device),
             torch.arange(len(ids), device=device),
             states=tuple(i + 1 for i in rows),
+            adapters=tuple(self._adapters[i] for i in rows if self._adapters),
         )
         logits = self.decoder.forward(batch, self._kv)
         parts = iter(logits.split([chunks[i] for i in rows]))
