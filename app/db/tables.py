@@ -57,6 +57,7 @@ chats = Table(
     Column("imported", FLAG, nullable=False, server_default=text("0")),
     Column("deleted_at", NUMBER),
     Column("private", FLAG, nullable=False, server_default=text("0")),
+    Column("settings", Text),  # as JSON: how its answers are made
 )  # fmt: skip
 _deleted = chats.c.deleted_at.is_not(None)
 Index("chats_listed", chats.c.user, chats.c.pinned.desc(), chats.c.updated_at.desc())
@@ -84,6 +85,7 @@ messages = Table(
     Column("steps", Text),  # as JSON
     Column("grounded", FLAG, nullable=False, server_default=text("0")),  # made from documents, or it may be
     Column("images", Text),  # a JSON list of data: URLs
+    Column("model", Text),  # of an answer: the one that wrote it
     UniqueConstraint("chat_id", "position"),
     Index("messages_run", "run_id"),
 )  # fmt: skip
