@@ -244,8 +244,11 @@ def build_app(world: World) -> FastAPI:
         return summary(world.chats[chat["id"]])
 
     @app.patch("/api/chats/{chat_id}")
-    async def change(chat_id: str, request: Request) -> dict[str, Any]:
-        world.chats[chat_id] |= await request.json()
+    async def change(chat_id: str, request: Request) -> Any:
+        body = await request.json()
+        if "settings" in body and world.refusal is not None and str(world.refusal["param"]).startswith("settings."):
+            return JSONResponse({"error": world.refusal}, status_code=400)
+        world.chats[chat_id] |= body
         return summary(world.chats[chat_id])
 
     @app.get("/api/chats/search")
@@ -276,7 +279,7 @@ def build_app(world: World) -> FastAPI:
 
     def summary(chat: dict[str, Any]) -> dict[str, Any]:
         shown = {key: chat[key] for key in ("id", "title", "created_at", "updated_at", "private")}
-        return shown | {"pinned": False, "folder_id": None}
+        return shown | {"pinned": False, "folder_id": None, "settings": chat.get("settings")}
 
     def reply(message: dict[str, Any]) -> dict[str, Any]:
         run = world.runs.get(message["run_id"])
@@ -289,6 +292,7 @@ def build_app(world: World) -> FastAPI:
             "thinking_s": 1.2 if done else None,
             "tokens_per_s": 38.4 if done else None,
             "usage": USAGE.model_dump() if done else None,
+            "model": "fake",
             "steps": run.steps(),
             "status": run.status,
         }
@@ -435,7 +439,7 @@ class FakeServer:
         self._do(lambda: setattr(self.world, "runs_refused", refused))
 
     def refuse_next(self, param: str, message: str) -> None:
-        """The next run's request is refused, blaming a field of it."""
+        """The next run is refused, blaming a field of its request; with one of `settings.`, each change of those."""
         kind = "invalid_request_error"
         refusal = {"message": message, "type": kind, "param": param, "code": "invalid_value"}
         self._do(lambda: setattr(self.world, "refusal", refusal))
