@@ -153,6 +153,40 @@ texts = Table(  # titles (message_id is null) and messages, searched by their wo
 _title = texts.c.message_id.is_(None)
 Index("texts_title", texts.c.chat_id, unique=True, sqlite_where=_title, postgresql_where=_title)
 
+presets = Table(
+    "presets", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("icon", Text),
+    Column("description", Text, nullable=False, server_default=""),
+    Column("settings", Text, nullable=False),  # as JSON, as those of chats
+    Column("everybody", FLAG, nullable=False, server_default=text("0")),  # whether all users see it
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Index("presets_user", "user", "name", unique=True),
+)  # fmt: skip
+
+preset_members = Table(  # users who see another's preset
+    "preset_members", CHATS,
+    Column("preset_id", Text, ForeignKey(presets.c.id, ondelete="CASCADE"), nullable=False),
+    Column("user", Text, nullable=False),
+    PrimaryKeyConstraint("preset_id", "user"),
+    Index("preset_members_user", "user"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+prompts = Table(
+    "prompts", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Index("prompts_user", "user", "name", unique=True),
+)  # fmt: skip
+
 users = Table(
     "users", USERS,
     Column("id", Text, primary_key=True),
