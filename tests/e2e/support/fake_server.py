@@ -42,6 +42,7 @@ from app.runs.events import (
     ToolResult,
 )
 from tests.e2e.support.fake_documents import Shelved, documents_of, usual
+from tests.e2e.support.fake_presets import Shelf, presets_of
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."
 STARTERS = ["What is 12 × 34?", "Write a haiku about rain", "Explain a hash table"]
@@ -176,6 +177,7 @@ class World:
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of runs, as they came
     offer: Offer = field(default_factory=Offer)
     documents: dict[int, Shelved] = field(default_factory=usual)
+    shelf: Shelf = field(default_factory=Shelf)
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -397,6 +399,7 @@ def build_app(world: World) -> FastAPI:
         world.gate(number).set()
         return {"id": number}
 
+    app.include_router(presets_of(world.shelf))  # after all others: its paths are patterns
     mount_page(app)
     return app
 
@@ -440,8 +443,7 @@ class FakeServer:
 
     def refuse_next(self, param: str, message: str) -> None:
         """The next run is refused, blaming a field of its request; with one of `settings.`, each change of those."""
-        kind = "invalid_request_error"
-        refusal = {"message": message, "type": kind, "param": param, "code": "invalid_value"}
+        refusal = {"message": message, "type": "invalid_request_error", "param": param, "code": "invalid_value"}
         self._do(lambda: setattr(self.world, "refusal", refusal))
 
     def asked(self) -> dict[str, Any]:

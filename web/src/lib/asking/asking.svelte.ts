@@ -41,8 +41,9 @@ export class Asking {
   #last: Settings; // what was chosen last
   #before: Settings | null = null; // what was set before an example
 
-  constructor() {
-    this.settings = this.#last = stored(load());
+  /** `apart`: what something else than a chat keeps. It is not how new chats begin. */
+  constructor(private readonly apart: KeptSettings | null = null) {
+    this.settings = this.#last = apart === null ? stored(load()) : settingsOf(apart);
   }
 
   /** Ask the server what there is. What it does not tell stays as it was. */
@@ -73,7 +74,7 @@ export class Asking {
   /** Leave out, and tell, what the server does not have. */
   #fit(): void {
     const last = fitted(this.#last, this.known);
-    if (last.gone.length > 0) save((this.#last = last.settings));
+    if (last.gone.length > 0) this.choose(last.settings);
     const { settings, gone } = fitted(this.settings, this.known);
     if (gone.length === 0) return;
     this.gone = gone;
@@ -92,7 +93,7 @@ export class Asking {
   /** Choose how new chats begin. */
   choose(part: Partial<Settings>): void {
     this.#last = { ...this.#last, ...part };
-    save(this.#last);
+    if (this.apart === null) save(this.#last);
   }
 
   /** Go on as a chat says, or null as was chosen last. Returns what would be sent for what it says. */
