@@ -62,9 +62,7 @@ class NewChat(BaseModel):
 
     private: Private = False
     settings: ChatSettings | None = Field(None, description=SETTINGS)
-    preset_id: str | None = Field(
-        None, description="the id of a preset, in place of settings: the chat gets its settings"
-    )
+    preset_id: str | None = Field(None, description="the id of a preset, whose settings it has if it names none")
 
 
 NewChatBody = Annotated[NewChat, Depends(JsonBody(NewChat))]
@@ -150,11 +148,12 @@ async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, An
 @router.post("/chats", status_code=201)
 async def create_chat(user: User, state: AppState, wanted: NewChatBody) -> dict[str, Any]:
     settings = None if wanted.settings is None else await check_settings(state, user, wanted.settings)
+    imported = False
     if wanted.preset_id is not None:
-        if settings is not None:
-            raise invalid("preset_id", "preset_id and settings are both given; accepted: one of them.")
-        settings = (await state.store.presets.get(user, wanted.preset_id))["settings"]
-    return await state.store.chats.create(user, private=wanted.private, settings=settings)
+        preset = await state.store.presets.get(user, wanted.preset_id)
+        settings = preset["settings"] if settings is None else settings
+        imported = preset["imported"] or preset["role"] != "owner"
+    return await state.store.chats.create(user, private=wanted.private, settings=settings, imported=imported)
 
 
 @router.get("/chats/search")

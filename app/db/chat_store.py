@@ -181,12 +181,14 @@ class Chats:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, user: str, *, private: bool = False, settings: Mapping[str, Any] | None = None) -> Row:
-        """`settings`: how answers are made, as JSON."""
+    async def create(
+        self, user: str, *, private: bool = False, settings: Mapping[str, Any] | None = None, imported: bool = False
+    ) -> Row:
+        """`settings`: how answers are made, as JSON. `imported`: they may be somebody else's words."""
         now = time.time()
         chat = {"id": new_id("chat"), "title": "", "created_at": now, "updated_at": now, "private": private}
-        kept = None if settings is None else json.dumps(settings)
-        await self._database.read(lambda db: insert(db, chats, {**chat, "user": user, "settings": kept}))
+        kept = {"user": user, "settings": None if settings is None else json.dumps(settings), "imported": imported}
+        await self._database.read(lambda db: insert(db, chats, {**chat, **kept}))
         return {**chat, "pinned": False, "folder_id": None, "leaf_id": None, "settings": settings}
 
     async def of(

@@ -1,7 +1,8 @@
 """Presets, which a new chat can begin with, and prompts, which a person writes once and asks again.
 
 A preset is its owner's, who may share it with users or with everybody: they see it and begin chats with it, and nothing
-more. A chat has a copy of a preset's settings, so later changes do not reach it. Prompts are each user's own.
+more. A chat has a copy of a preset's settings, so later changes do not reach it. A preset that was read from a file is
+`imported`: its words may be anybody's. Prompts are each user's own.
 """
 
 from __future__ import annotations
@@ -140,7 +141,8 @@ class Presets:
         """
 
         def add(db: Connection) -> tuple[list[str], list[str]]:
-            made = [_add(db, presets, user, {**each, "name": _free(db, presets, user, each)}) for each in given]
+            foreign = [{**each, "imported": True} for each in given]
+            made = [_add(db, presets, user, {**each, "name": _free(db, presets, user, each)}) for each in foreign]
             return made, [_add(db, prompts, user, {**each, "name": _free(db, prompts, user, each)}) for each in texts]
 
         return await self._database.read(add)
@@ -205,7 +207,8 @@ def _presets_of(db: Connection, user: str, id: str | None = None) -> list[Row]:
     for preset in found:
         owner = preset.pop("user")
         shown = {
-            "everybody": bool(preset["everybody"]), "settings": load_settings(preset["settings"]),
+            "everybody": bool(preset["everybody"]), "imported": bool(preset["imported"]),
+            "settings": load_settings(preset["settings"]),
             "members": members.get(preset["id"], []), "owner": owner, "role": "owner" if owner == user else "reader",
         }  # fmt: skip
         made.append({**preset, **shown})

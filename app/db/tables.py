@@ -162,6 +162,7 @@ presets = Table(
     Column("description", Text, nullable=False, server_default=""),
     Column("settings", Text, nullable=False),  # as JSON, as those of chats
     Column("everybody", FLAG, nullable=False, server_default=text("0")),  # whether all users see it
+    Column("imported", FLAG, nullable=False, server_default=text("0")),  # read from a file
     Column("created_at", NUMBER, nullable=False),
     Column("updated_at", NUMBER, nullable=False),
     Index("presets_user", "user", "name", unique=True),

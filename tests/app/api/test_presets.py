@@ -6,9 +6,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from app.db import preset_store
+from app.db.tables import chats
 from tests.app.chatting import Json, change, read
+from tests.app.conftest import Server
 from tests.app.library import error
 
 PIRATE: Json = {
@@ -37,8 +40,7 @@ def test_a_chat_of_a_preset_has_a_copy_of_its_settings(ana: httpx.Client) -> Non
     assert ana.get(f"/api/presets/{preset['id']}").json()["settings"] == {"system": "Ahoy."}
     assert ana.delete(f"/api/presets/{preset['id']}").status_code == 204
     error(ana.post("/api/chats", json={"preset_id": preset["id"]}), 404, "preset_not_found")
-    refused = ana.post("/api/chats", json={"preset_id": "x", "settings": {}})
-    error(refused, 400, "invalid_value", "preset_id")
+    error(ana.post("/api/chats", json={"preset_id": "x", "settings": {}}), 404, "preset_not_found")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,27 @@ def test_a_file_brings_presets_and_prompts_under_names_of_their_own(ana: httpx.C
     assert bob.get("/api/presets/export").json()["presets"][1] == {**PIRATE, "name": "Pirate-2"}
     elsewhere = {**PIRATE, "name": "Elsewhere", "settings": {"model": "of another server"}}
     assert bob.post("/api/presets/import", json={**sent, "presets": [elsewhere], "prompts": []}).status_code == 201
+
+
+def imported(shelf: Server, chat: str) -> bool:
+    """Returns the mark by which what has effects asks first in a chat."""
+    found = shelf.on_loop(shelf.app.state.ponder.store.database.rows(select(chats).where(chats.c.id == chat)))
+    return bool(found[0]["imported"])
+
+
+def test_a_chat_of_somebody_elses_preset_counts_as_imported(
+    shelf: Server, ana: httpx.Client, bob: httpx.Client
+) -> None:
+    preset = made(ana, "presets", **PIRATE)
+    ana.put(f"/api/presets/{preset['id']}/members/{bob.headers['x-user']}")
+    assert imported(shelf, made(bob, "chats", preset_id=preset["id"])["id"])
+    changed = made(bob, "chats", preset_id=preset["id"], settings={"system": "Mine."})
+    assert changed["settings"] == {"system": "Mine."} and imported(shelf, changed["id"])
+    assert not imported(shelf, made(ana, "chats", preset_id=preset["id"])["id"])
+    file = ana.get("/api/presets/export").json()
+    (copy,) = ana.post("/api/presets/import", json=file).json()["preset_ids"]
+    assert ana.get(f"/api/presets/{copy}").json()["imported"]
+    assert imported(shelf, made(ana, "chats", preset_id=copy)["id"])
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_an_assistant_is_written_and_a_chat_begun_with_it(page: Page, fake: Fake
     assert fake.asked() == {"content": "Go on", "model": "plain", "system": "Arr."}
     page.get_by_role("link", name="New chat").click()
     expect(reset(page)).to_have_count(0)  # an assistant's settings are its chats' alone
+    ask(page, "Without")
+    assert [each.get("preset_id") for each in fake.world.chats.values()] == [kept["id"], None]
 
 
 def test_the_first_screen_offers_assistants_of_which_one_is_picked(page: Page, fake: FakeServer) -> None:
@@ -87,7 +89,9 @@ def test_the_first_screen_offers_assistants_of_which_one_is_picked(page: Page, f
     expect(pirate).to_have_attribute("aria-pressed", "false")  # that is something else by now
     ask(page)
     assert fake.asked() == {"content": "Go on", "model": "plain", **PIRATE["settings"]}
-    assert fake.world.chats["chat1"]["settings"] == {"model": "plain", **PIRATE["settings"]}
+    begun = fake.world.chats["chat1"]
+    assert begun["settings"] == {"model": "plain", **PIRATE["settings"]}
+    assert begun["preset_id"] == next(iter(fake.world.shelf.presets))
     expect(picks).to_have_count(0)
 
 

@@ -242,7 +242,7 @@ def build_app(world: World) -> FastAPI:
     async def create(request: Request) -> dict[str, Any]:
         now = time.time()
         chat: dict[str, Any] = {"id": f"chat{len(world.chats) + 1}", "title": "", "created_at": now, "updated_at": now}
-        world.chats[chat["id"]] = chat | {"messages": [], **await request.json()}
+        world.chats[chat["id"]] = chat | {"messages": [], **await request.json()}  # `preset_id` as it came
         return summary(world.chats[chat["id"]])
 
     @app.patch("/api/chats/{chat_id}")

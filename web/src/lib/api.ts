@@ -241,8 +241,10 @@ export async function getCollections(): Promise<Collection[]> {
   return (await get<{ collections: Collection[] }>("/api/collections")).collections;
 }
 
-export async function createChat(isPrivate: boolean, settings: Wishes): Promise<ChatSummary> {
-  return (await (await post("/api/chats", { private: isPrivate, settings })).json()) as ChatSummary;
+/** `preset`: the id of the one that its settings come from. */
+export async function createChat(isPrivate: boolean, settings: Wishes, preset: string | null): Promise<ChatSummary> {
+  const from = preset === null ? {} : { preset_id: preset };
+  return (await (await post("/api/chats", { private: isPrivate, settings, ...from })).json()) as ChatSummary;
 }
 
 /** Some of a chat's properties. `leaf_id`: the message that its current branch is to lead over. */

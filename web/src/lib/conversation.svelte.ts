@@ -26,6 +26,7 @@ export type Phase = "ready" | "loading" | "missing" | "unreachable";
 
 /** How answers are to be made, as it is set now. */
 export interface Asked {
+  readonly preset: string | null; // the id of the one that this comes from, of a chat that is not begun yet
   wishes(): Wishes; // for a question that is sent now
   current(): Wishes;
   adopt(kept: KeptSettings | null): string; // what a chat keeps; returns what would be sent for it, as JSON
@@ -95,7 +96,9 @@ export class Conversation {
     this.phase = id === null ? "ready" : "loading";
     if (id === null) return void this.asked.adopt(null);
     try {
-      this.#fill(await getChat(id, signal), signal);
+      const chat = await getChat(id, signal);
+      this.#adopt(chat);
+      this.#fill(chat, signal);
     } catch (error) {
       if (signal.aborted) return;
       this.phase = error instanceof ApiError && error.status === 404 ? "missing" : "unreachable";
@@ -126,7 +129,7 @@ export class Conversation {
     try {
       let { id } = this;
       if (id === null) {
-        const chat = await createChat(this.isPrivate, attempt.wishes);
+        const chat = await createChat(this.isPrivate, attempt.wishes, this.asked.preset);
         id = chat.id;
         if (!signal.aborted) this.#took(attempt.wishes, chat);
         if (!signal.aborted && this.isPrivate !== chat.private) await changeChat(id, { private: this.isPrivate });
@@ -210,10 +213,11 @@ export class Conversation {
   async refresh(): Promise<void> {
     const { signal } = this.#scope;
     if (this.id === null || this.phase !== "ready" || this.running || this.#unsent) return;
+    const told = this.#told;
     const chat = await getChat(this.id, signal).catch(() => null);
     if (chat === null || signal.aborted || this.running || this.#unsent) return;
     this.isPrivate = chat.private;
-    this.#adopt(chat);
+    if (told === this.#told) this.#adopt(chat); // else it was changed here meanwhile
     const [now, here] = [chat.messages.map(({ id }) => id), this.messages.map(({ id }) => id)];
     const active = chat.active_run_id !== null && chat.active_run_id !== this.#making?.runId;
     if (active || now.join() !== here.join()) this.#fill(chat, signal);
@@ -356,7 +360,6 @@ export class Conversation {
     this.title = chat.title;
     this.isPrivate = chat.private;
     this.phase = "ready";
-    this.#adopt(chat);
     let content = "";
     const making = this.#making;
     this.messages = chat.messages.map((stored) => {

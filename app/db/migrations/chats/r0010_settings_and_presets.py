@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("description", sa.Text, nullable=False, server_default=""),
         sa.Column("settings", sa.Text, nullable=False),
         sa.Column("everybody", FLAG, nullable=False, server_default=sa.text("0")),
+        sa.Column("imported", FLAG, nullable=False, server_default=sa.text("0")),
         sa.Column("created_at", NUMBER, nullable=False),
         sa.Column("updated_at", NUMBER, nullable=False),
     )

@@ -37,6 +37,7 @@ export class Asking {
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
+  preset: string | null = null; // the id of the one that all this comes from, until a chat is begun with it
   changed: () => void = () => undefined; // hears of every change by hand
   #last: Settings; // what was chosen last
   #before: Settings | null = null; // what was set before an example
@@ -96,8 +97,9 @@ export class Asking {
     if (this.apart === null) save(this.#last);
   }
 
-  /** Go on as a chat says, or null as was chosen last. Returns what would be sent for what it says. */
-  adopt(kept: KeptSettings | null): string {
+  /** Go on as a chat or a preset says, or null as was chosen last. Returns what would be sent for what it says. */
+  adopt(kept: KeptSettings | null, preset: string | null = null): string {
+    this.preset = preset;
     this.refusal = null;
     this.gone = [];
     this.#before = null;
@@ -132,6 +134,7 @@ export class Asking {
   /** Take a refusal that is about what is set here; false where it is about something else. */
   refused(error: ApiError): boolean {
     if (error.status < 400 || error.status >= 500) return false;
+    if (error.code === "preset_not_found") this.adopt(null); // what it said is not to be asked without it
     const place = placeOf(error.param, error.code, this.settings, this.known);
     if (place === null) return false;
     this.refusal = { ...place, message: error.message };
