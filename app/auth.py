@@ -112,7 +112,7 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/api/(notes|permissions|tools)", "tools"),
     ("/api/chats/[^/]+/permissions", "tools"),
     ("/mcp", "tools"),
-    ("/api/(chats|folders|runs|server|strategies)", "chat"),
+    ("/api/(chats|folders|presets|prompts|runs|server|strategies)", "chat"),
     ("/metrics", "metrics"),
 )
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)

@@ -419,11 +419,28 @@ def explain(error: ValidationError, model: type[BaseModel]) -> ApiError:
         return raised
     location = first["loc"]
     field = str(location[0]) if location else None
-    description = model.model_fields[field].description if field in model.model_fields else None
+    description = _accepted(location, model)
     accepted = f"; accepted: {description}" if description else ""
     if first["type"] == "missing" and len(location) == 1:
         return invalid(field, f"{field} is missing{accepted}.", "missing_required_parameter")
     return invalid(_path(location), f"{_path(location)} is {_short(first['input'])}{accepted}.")
+
+
+def _accepted(location: tuple[int | str, ...], model: type[BaseModel]) -> str | None:
+    """The description of the field at a place, or of the nearest one around it; the names of an object's fields where
+    it has none of this name."""
+    description: str | None = None
+    inside: type[BaseModel] | None = model
+    for part in location:
+        if inside is None or not isinstance(part, str):
+            break
+        if part not in inside.model_fields:
+            return description if inside is model else ", ".join(sorted(inside.model_fields))
+        field = inside.model_fields[part]
+        description = field.description or description
+        kinds = get_args(field.annotation) or (field.annotation,)
+        inside = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return description
 
 
 def _path(location: tuple[int | str, ...]) -> str:

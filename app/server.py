@@ -23,7 +23,19 @@ from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolRanker, ToolSelector
 from app.answering.tool_service import ToolService
 from app.anthropic.routes import router as anthropic_router
-from app.api import accounts, chats, collections, documents, jobs, operator, permissions, search, sequences, tools
+from app.api import (
+    accounts,
+    chats,
+    collections,
+    documents,
+    jobs,
+    operator,
+    permissions,
+    presets,
+    search,
+    sequences,
+    tools,
+)
 from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
 from app.auth import Auth, RequireUser
@@ -54,6 +66,7 @@ ROUTERS = (
     chats.exchange_router, chats.router, run_routes.router, chats.folders_router, documents.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
+    presets.router,
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
+from app.api.runs import SETTINGS, ChatSettings, check_settings, settings_of_file
 from app.current_user import AppState, User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
 from app.db.chat_store import BadCursor, Tree
@@ -29,7 +30,7 @@ router = APIRouter(prefix="/api", tags=["Chats"], dependencies=[ONLY_KNOWN])
 
 _SHOWN = (
     "id", "parent_id", "role", "content", "thinking", "run_id", "thinking_s", "ttft_s", "tokens_per_s", "usage",
-    "status", "error", "created_at", "images",
+    "status", "error", "created_at", "images", "model",
 )  # fmt: skip
 _LIMIT, _MAX_COUNT = 100, 500  # chats of a page
 _FOUND, _MAX_FOUND = 20, 100
@@ -48,6 +49,7 @@ class ChatChange(BaseModel):
     folder_id: str | None = Field(None, description="the id of a folder of yours, or null for none")
     leaf_id: str | None = Field(None, description="the id of a message of this chat")
     private: bool | None = Field(None, description="true or false: whether the chat is kept from remote models")
+    settings: ChatSettings | None = Field(None, description=SETTINGS)
 
 
 ChatChangeBody = Annotated[ChatChange, Depends(JsonBody(ChatChange, nulls=True))]
@@ -59,6 +61,8 @@ class NewChat(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     private: Private = False
+    settings: ChatSettings | None = Field(None, description=SETTINGS)
+    preset_id: str | None = Field(None, description="the id of a preset, whose settings it has if it names none")
 
 
 NewChatBody = Annotated[NewChat, Depends(JsonBody(NewChat))]
@@ -143,7 +147,13 @@ async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, An
 
 @router.post("/chats", status_code=201)
 async def create_chat(user: User, state: AppState, wanted: NewChatBody) -> dict[str, Any]:
-    return await state.store.chats.create(user, private=wanted.private)
+    settings = None if wanted.settings is None else await check_settings(state, user, wanted.settings)
+    imported = False
+    if wanted.preset_id is not None:
+        preset = await state.store.presets.get(user, wanted.preset_id)
+        settings = preset["settings"] if settings is None else settings
+        imported = preset["imported"] or preset["role"] != "owner"
+    return await state.store.chats.create(user, private=wanted.private, settings=settings, imported=imported)
 
 
 @router.get("/chats/search")
@@ -193,6 +203,9 @@ async def change_chat(user: User, state: AppState, chat_id: str, wanted: ChatCha
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
     if not changes.get("title", "?").strip():
         raise invalid("title", f"title is white space; accepted: {ChatChange.model_fields['title'].description}.")
+    if wanted.settings is not None:
+        await state.store.chats.get(user, chat_id)  # another's chat is not there, whatever is asked of it
+        changes["settings"] = await check_settings(state, user, wanted.settings)
     return await state.store.chats.change(user, chat_id, changes)
 
 
@@ -305,6 +318,9 @@ async def export_one(user: User, state: AppState, chat_id: str, given: ExportPar
 
 @exchange_router.post("/chats/import", status_code=201)
 async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[str, Any]:
+    for at, each in enumerate(wanted.chats):
+        if each.settings is not None:
+            each.settings = await settings_of_file(each.settings, f"chats[{at}].settings")
     try:
         made = await state.store.exchange.add(user, wanted)
     except BadChats as error:

@@ -5,10 +5,12 @@ A run's events are server-sent, resumable by number. Knows nothing of how answer
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +18,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from app.admission.request_budget import enter, narrow, output_limit
 from app.answering.checkers import CHECKER
-from app.answering.reasoning_config import ReasoningRequest, reduced_by_load
+from app.answering.model_cascade import ModelCascade
+from app.answering.reasoning_config import ReasoningConfig, ReasoningRequest, reduced_by_load
 from app.answering.remote_model import RemoteModel
 from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
@@ -40,15 +43,17 @@ from app.openai.request_models import (
     TopP,
 )
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
-from app.request_body import MAX_BODY_BYTES, JsonBody, parse
+from app.request_body import MAX_BODY_BYTES, JsonBody, checked, parse
 from app.runs.live_runs import ChatBusy
 from app.runs.run import RunSpec
 from app.runs.trace import lines
+from app.state import State
 
 router = APIRouter(prefix="/api", tags=["Runs"], dependencies=[ONLY_KNOWN])
 
 _KEY_CHARACTERS = 255
 _SYSTEM_CHARACTERS = 100_000
+_REASONING = frozenset({"thinking", "reasoning_effort", "strategy", "strategy_options"})
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed"
 )  # fmt: skip
@@ -60,20 +65,14 @@ class _Budgeted(BaseModel):
     thinking: BudgetFields = Field(description=THINKING)
 
 
-class RunRequest(BaseModel):
-    """The body of `POST /api/chats/{id}/runs`."""
+SETTINGS = "an object of a run's fields of how its answer is made, from model to sampling"
+
+
+class ChatSettings(BaseModel):
+    """Fields of a run that say how its answer is made; a chat keeps them, too."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    content: str | None = Field(None, min_length=1, description="a non-empty text")
-    images: list[str] | None = Field(
-        None, min_length=1, max_length=MAX_IMAGES,
-        description=f"a list of 1 to {MAX_IMAGES} images as data: URLs, beside content, for a model that sees",
-    )  # fmt: skip
-    parent_id: str | None = Field(
-        None, description="the id of the answer that this question follows, or null for a new beginning"
-    )
-    regenerate: str | None = Field(None, description="the id of a question, to answer it once more")
     system: str | None = Field(
         None, min_length=1, max_length=_SYSTEM_CHARACTERS,
         description=f"a text of 1 to {_SYSTEM_CHARACTERS} characters, which the model reads before everything",
@@ -86,15 +85,12 @@ class RunRequest(BaseModel):
     presence_penalty: OptionalPenalty = None
     frequency_penalty: OptionalPenalty = None
     seed: Seed = None
-    priority: Priority = None
-    deadline_s: DeadlineS = None
     max_tokens: OutputTokens = None
     model: str | None = Field(None, description="a served model's name; GET /v1/models lists them")
     thinking: bool | dict[str, Any] | None = Field(None, description=f"true, false, or {THINKING}")
     reasoning_effort: Effort | None = Field(None, description=EFFORTS)
     strategy: str | None = Field(None, description="the name of a strategy, such as tree; GET /api/strategies")
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
-    checker: dict[str, Any] | None = Field(None, description=CHECKER)
     collections: Literal["own", "all"] | list[int] | None = Field(
         None, description='"own", "all" (shared ones, too), or a list of collections\' ids: answer from their documents'
     )
@@ -103,7 +99,7 @@ class RunRequest(BaseModel):
     )
 
     def asked(self) -> ReasoningRequest:
-        """Returns the reasoning that the request asks for.
+        """Returns the reasoning that the fields ask for.
 
         Raises:
             ApiError: the budget of thinking is not as accepted.
@@ -112,9 +108,7 @@ class RunRequest(BaseModel):
         budget = None
         if isinstance(self.thinking, dict):
             budget = parse({"thinking": self.thinking}, _Budgeted).thinking
-        return ReasoningRequest(
-            self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks, self.checker
-        )
+        return ReasoningRequest(self.reasoning_effort, budget, self.strategy, self.strategy_options, thinks)
 
     def sampling(self) -> dict[str, float]:
         """Returns the sampling parameters that are to be other than the model's authors chose them."""
@@ -129,6 +123,38 @@ class RunRequest(BaseModel):
         if self.system is not None and not self.system.strip():
             raise invalid("system", "system is white space alone; accepted: a non-empty text, or none.")
         return self.system
+
+    def kept(self) -> dict[str, Any]:
+        """Returns the fields that are set, as JSON."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class RunRequest(ChatSettings):
+    """The body of `POST /api/chats/{id}/runs`."""
+
+    content: str | None = Field(None, min_length=1, description="a non-empty text")
+    images: list[str] | None = Field(
+        None, min_length=1, max_length=MAX_IMAGES,
+        description=f"a list of 1 to {MAX_IMAGES} images as data: URLs, beside content, for a model that sees",
+    )  # fmt: skip
+    parent_id: str | None = Field(
+        None, description="the id of the answer that this question follows, or null for a new beginning"
+    )
+    regenerate: str | None = Field(None, description="the id of a question, to answer it once more")
+    priority: Priority = None
+    deadline_s: DeadlineS = None
+    checker: dict[str, Any] | None = Field(None, description=CHECKER)
+
+    def asked(self) -> ReasoningRequest:
+        return replace(super().asked(), checker=self.checker)
+
+    def completed(self, settings: Mapping[str, Any]) -> Self:
+        """Returns the request with a chat's settings for what it does not name; null is a name, too. The fields of
+        reasoning are one: where it names one of them, the chat's are left out."""
+        named = self.model_fields_set
+        if named & _REASONING:
+            named = named | _REASONING
+        return self.model_copy(update={name: value for name, value in settings.items() if name not in named})
 
     def place(self) -> Place:
         """Returns the place of the answer.
@@ -159,8 +185,11 @@ RunBody = Annotated[RunRequest, Depends(JsonBody(RunRequest, most=MAX_BODY_BYTES
 
 @router.post("/chats/{chat_id}/runs", status_code=202)
 async def start_run(
-    request: Request, user: User, who: Asker, state: AppState, chat_id: str, wanted: RunBody
+    request: Request, user: User, who: Asker, state: AppState, chat_id: str, given: RunBody
 ) -> dict[str, Any]:
+    key = _key(request, chat_id, given)  # as it came: the chat's settings may change before it is sent again
+    chat = await state.store.chats.get(user, chat_id)
+    wanted = given.completed(chat["settings"] or {})
     if wanted.collections is not None:
         check_scope(who, "documents")
     if wanted.tools is not None:
@@ -168,31 +197,91 @@ async def start_run(
     check_checker_scope(wanted.checker, who)
     narrow(wanted.priority, wanted.deadline_s)
     output_limit(wanted.max_tokens)
-    auto = state.models.auto if wanted.model == AUTO_NAME else None
     if (remote := state.models.remotes.get(wanted.model or "")) is not None:
         remote.images.check_seeing(wanted.images or (), "images", remote.name, sees=remote.settings.sees)
         await _strip(wanted, remote.images)
-        return await _started(request, state, chat_id, wanted, _remote_spec(wanted, remote, user))
-    served = state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME)
+        return await _started(state, chat_id, key, _remote_spec(wanted, remote, user))
+    served, auto = _models_of(state, wanted)
     enter(*((served,) if auto is None else auto.steps))
     reasoning_config = reduced_by_load(
-        state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
+        _reasoning_config(state, wanted, served, auto, user), served if auto is None else auto.steps[0]
     )
     for one in (served,) if auto is None else auto.steps:
         one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
     await _strip(wanted, served.images)
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
-    if auto is not None:
-        reasoning_config.check_routed()
-        if wanted.tools is not None:
-            raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
     ask = RunSpec(
         wanted.place(), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
         collections=wanted.collections, tools=wanted.tools, served=served, auto=auto,
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
-    return await _started(request, state, chat_id, wanted, ask)
+    return await _started(state, chat_id, key, ask)
+
+
+def _models_of(state: State, wanted: ChatSettings) -> tuple[ServedModel, ModelCascade | None]:
+    """The model that is asked for, which is none of another server's, or the default and the cascade.
+
+    Raises:
+        ApiError: 404: there is none of the name.
+    """
+    auto = state.models.auto if wanted.model == AUTO_NAME else None
+    return state.models.default if auto is not None else state.models.get(wanted.model or DEFAULT_NAME), auto
+
+
+def _reasoning_config(
+    state: State, wanted: ChatSettings, served: ServedModel, auto: ModelCascade | None, user: str
+) -> ReasoningConfig:
+    """
+    Raises:
+        ApiError, InvalidParameter: fields of reasoning are out of range or contradict others, or several models are
+            asked for what needs one.
+    """
+    reasoning_config = state.reasoning_resolver.of(wanted.asked(), served, user)
+    if auto is not None:
+        reasoning_config.check_routed()
+        if wanted.tools is not None:
+            raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
+    return reasoning_config
+
+
+async def settings_of_file(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Checks the form of settings that a file has; whether there is what they name, a run of them tells. Any: JSON.
+
+    Raises:
+        ApiError: 400, naming the place by `path`.
+    """
+    try:
+        settings = await checked(fields, ChatSettings, no_effect=frozenset())
+        settings.system_prompt()
+        settings.asked()
+    except ApiError as error:
+        raise invalid(f"{path}.{error.param}", f"{path}.{error.message}") from None
+    return settings.kept()
+
+
+async def check_settings(state: State, user: str, settings: ChatSettings) -> dict[str, Any]:
+    """Checks settings as those of a run are, and returns them as JSON, to be kept.
+
+    Raises:
+        ApiError, InvalidParameter: as a run with them is refused.
+        NotFound: a collection is wanted that the user may not read.
+    """
+    settings.system_prompt()
+    output_limit(settings.max_tokens)
+    if (remote := state.models.remotes.get(settings.model or "")) is not None:
+        _remote_sampling(settings, remote)
+    else:
+        served, auto = _models_of(state, settings)
+        _reasoning_config(state, settings, served, auto, user)
+    if settings.tools is not None:
+        try:
+            state.tool_service.offered(settings.tools)
+        except UnknownTool as error:
+            raise invalid("tools", str(error), "unknown_tool") from None
+    if isinstance(settings.collections, list):
+        await asyncio.to_thread(state.library.rights.readable, user, settings.collections)
+    return settings.kept()
 
 
 async def _strip(wanted: RunRequest, images: RequestImages) -> None:
@@ -207,22 +296,33 @@ def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
     Raises:
         ApiError: 400: a field means nothing to it.
     """
-    others = ("thinking", "strategy", "strategy_options", "checker", "priority")
-    remote.check_fields(name for name in others if getattr(wanted, name) is not None)
+    remote.check_fields(name for name in ("checker", "priority") if getattr(wanted, name) is not None)
+    return RunSpec(
+        wanted.place(), wanted.system_prompt(), _remote_sampling(wanted, remote), max_tokens=wanted.max_tokens,
+        collections=wanted.collections, tools=wanted.tools, served=remote, user=user,
+    )  # fmt: skip
+
+
+def _remote_sampling(wanted: ChatSettings, remote: RemoteModel) -> dict[str, Any]:
+    """Returns what a remote model is asked for beside the question.
+
+    Raises:
+        ApiError: 400: a field means nothing to it.
+    """
+    remote.check_fields(
+        name for name in ("thinking", "strategy", "strategy_options") if getattr(wanted, name) is not None
+    )
     effort = {} if wanted.reasoning_effort is None else {"reasoning_effort": wanted.reasoning_effort}
     sampling: dict[str, Any] = {**wanted.sampling(), **effort}
     remote.check_fields(sampling)
     remote.sampling(sampling)
     remote.limit(wanted.max_tokens)
-    return RunSpec(
-        wanted.place(), wanted.system_prompt(), sampling, max_tokens=wanted.max_tokens,
-        collections=wanted.collections, tools=wanted.tools, served=remote, user=user,
-    )  # fmt: skip
+    return sampling
 
 
-async def _started(request: Request, state: AppState, chat_id: str, wanted: RunRequest, ask: RunSpec) -> dict[str, Any]:
+async def _started(state: AppState, chat_id: str, key: RunKey | None, ask: RunSpec) -> dict[str, Any]:
     try:
-        started = await state.runs.start(chat_id, ask, _key(request, chat_id, wanted))
+        started = await state.runs.start(chat_id, ask, key)
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
     except ChatBusy:

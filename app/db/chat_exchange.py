@@ -10,11 +10,11 @@ import asyncio
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 from sqlalchemy import Connection, and_, bindparam, select
 
 from app.db.answer_steps import AnswerStep, check_steps, dump_steps
-from app.db.chat_store import CHAT_NUMBER, FOLDER_NAMED, add_folder, chat_of, messages_of
+from app.db.chat_store import CHAT_NUMBER, FOLDER_NAMED, add_folder, chat_of, load_settings, messages_of
 from app.db.connection import insert, row, rows
 from app.db.database import Database
 from app.db.sqlite import Row, new_id
@@ -23,6 +23,7 @@ from app.db.tables import chats, folders, messages
 FORMAT, VERSION = "ponder.chats", 1
 MAX_TITLE = 200
 MAX_FOLDER = 100
+MAX_MODEL_NAME = 500
 
 Moment = Annotated[float, Field(ge=0, le=1e11)]  # seconds since the epoch
 Measure = Annotated[float, Field(ge=0)]
@@ -65,6 +66,7 @@ class ExportedMessage(_Part):
     ttft_s: Measure | None = None
     tokens_per_s: Measure | None = None
     usage: ExportedUsage | None = None
+    model: str | None = Field(None, min_length=1, max_length=MAX_MODEL_NAME)
     steps: Annotated[list[AnswerStep], Field(max_length=1000)] = []
     status: Literal["completed", "failed", "cancelled"] = "completed"
     error: str | None = None
@@ -74,11 +76,14 @@ class ExportedMessage(_Part):
 
 
 class ExportedChat(_Part):
+    """`settings`: checked as those of a chat are, by who knows their fields."""
+
     title: str = Field(max_length=MAX_TITLE)
     created_at: Moment
     updated_at: Moment
     pinned: bool = False
     private: bool = False
+    settings: dict[str, JsonValue] | None = None
     folder: str | None = Field(None, min_length=1, max_length=MAX_FOLDER)
     leaf_id: str | None
     messages: Annotated[list[ExportedMessage], FailFast()]
@@ -134,8 +139,9 @@ class ChatExchange:
 
 def _exported(chat: Row, messages: list[Row]) -> Row:
     kept = {name: chat[name] for name in ExportedChat.model_fields if name != "messages"}
-    flags = {name: bool(chat[name]) for name in ("pinned", "private")}
-    return {**kept, **flags, "messages": [_exported_message(each) for each in messages]}
+    kept |= {name: bool(chat[name]) for name in ("pinned", "private")}
+    kept["settings"] = load_settings(chat["settings"])
+    return {**kept, "messages": [_exported_message(each) for each in messages]}
 
 
 def _exported_message(message: Row) -> Row:
@@ -193,6 +199,7 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
             "id": chat_id, "user": user, "title": chat.title, "created_at": chat.created_at,
             "updated_at": chat.updated_at, "pinned": chat.pinned, "private": chat.private, "imported": True,
             "leaf_id": ids[chat.leaf_id],
+            "settings": None if chat.settings is None else json.dumps(chat.settings),
             "folder_id": None if chat.folder is None else _folder(db, user, chat.folder),
         },
     )  # fmt: skip

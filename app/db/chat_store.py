@@ -163,7 +163,7 @@ _SHOWN = (
 )  # fmt: skip
 CHAT_NUMBER = literal_column("chats.rowid", Integer)  # SQLite's: the order in which chats were made
 _OF_USER = (chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
-_CHAT = select(*_SHOWN, chats.c.imported).where(chats.c.id == bindparam("id"), *_OF_USER)
+_CHAT = select(*_SHOWN, chats.c.imported, chats.c.settings).where(chats.c.id == bindparam("id"), *_OF_USER)
 _LISTED = (
     select(*_SHOWN, CHAT_NUMBER.label("number"))
     .where(*_OF_USER)
@@ -181,11 +181,15 @@ class Chats:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def create(self, user: str, *, private: bool = False) -> Row:
+    async def create(
+        self, user: str, *, private: bool = False, settings: Mapping[str, Any] | None = None, imported: bool = False
+    ) -> Row:
+        """`settings`: how answers are made, as JSON. `imported`: they may be somebody else's words."""
         now = time.time()
         chat = {"id": new_id("chat"), "title": "", "created_at": now, "updated_at": now, "private": private}
-        await self._database.read(lambda db: insert(db, chats, {**chat, "user": user}))
-        return {**chat, "pinned": False, "folder_id": None, "leaf_id": None}
+        kept = {"user": user, "settings": None if settings is None else json.dumps(settings), "imported": imported}
+        await self._database.read(lambda db: insert(db, chats, {**chat, **kept}))
+        return {**chat, "pinned": False, "folder_id": None, "leaf_id": None, "settings": settings}
 
     async def of(
         self, user: str, *, limit: int, before: str | None = None, folder_id: str | None = None
@@ -239,8 +243,8 @@ class Chats:
         return _shown(chat), messages
 
     async def change(self, user: str, id: str, changes: Mapping[str, Any]) -> Row:
-        """Set some of `title`, `pinned`, `folder_id`, `leaf_id` and `private`; a message that is no leaf stands for the
-        newest leaf below it. Any: each has its own type.
+        """Set some of `title`, `pinned`, `folder_id`, `leaf_id`, `private` and `settings`; a message that is no leaf
+        stands for the newest leaf below it. Any: each has its own type.
 
         Raises:
             NotThere: there is no such chat, folder or message.
@@ -256,6 +260,8 @@ class Chats:
                 if values["leaf_id"] not in tree:
                     raise NotThere("message", values["leaf_id"])
                 values["leaf_id"] = tree.newest_leaf(values["leaf_id"])
+            if "settings" in values:
+                values["settings"] = json.dumps(values["settings"])
             db.execute(update(chats).where(chats.c.id == id).values(values))
             return chat_of(db, user, id)
 
@@ -275,5 +281,12 @@ def chat_of(db: Connection, user: str, id: str) -> Row:
 
 
 def _shown(chat: Row) -> Row:
-    flags = {name: bool(chat[name]) for name in ("pinned", "private")}
-    return {name: value for name, value in {**chat, **flags}.items() if name != "imported"}
+    made = {**chat, **{name: bool(chat[name]) for name in ("pinned", "private")}}
+    if "settings" in chat:  # a list has none
+        made["settings"] = load_settings(chat["settings"])
+    return {name: value for name, value in made.items() if name != "imported"}
+
+
+def load_settings(text: str | None) -> dict[str, Any] | None:
+    """Loads a chat's settings, which were checked before; None where none were kept. Any: JSON."""
+    return None if text is None else dict(json.loads(text))

@@ -168,6 +168,7 @@ class RunAnswer:
     usage: Usage | None = None
     error: str | None = None
     steps: Sequence[AnswerStep] = ()
+    model: str | None = None  # the one that wrote it
     error_code: str | None = None  # not kept with the message: the log has it
 
 
@@ -319,6 +320,6 @@ def _end(db: Connection, run_id: str, answer: RunAnswer) -> None:
         {
             "run": run_id, "status": answer.status, "content": answer.content, "thinking": answer.thinking,
             "thinking_s": answer.thinking_s, "ttft_s": answer.ttft_s, "tokens_per_s": answer.tokens_per_s,
-            "usage": usage, "error": answer.error, "steps": dump_steps(answer.steps),
+            "usage": usage, "error": answer.error, "steps": dump_steps(answer.steps), "model": answer.model,
         },
     )  # fmt: skip

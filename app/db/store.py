@@ -29,6 +29,7 @@ from app.db.chat_exchange import ChatExchange
 from app.db.chat_store import Chats, Folders, chat_of, folder_of
 from app.db.connection import row
 from app.db.database import Database
+from app.db.preset_store import Presets, Prompts
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
 from app.db.sqlite import NameTaken, NotThere, Row, steady
 from app.db.tables import chats, events, folders, messages, responses, run_keys, runs
@@ -274,6 +275,8 @@ class Store:
         self.deleted = Deleted(database)
         self.search = ChatSearch(database)
         self.exchange = ChatExchange(database)
+        self.presets = Presets(database)
+        self.prompts = Prompts(database)
         self.runs = RunRows(database)
         self.run_keys = RunKeys(database)
         self.overview = Overview(database)

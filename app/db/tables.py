@@ -57,6 +57,7 @@ chats = Table(
     Column("imported", FLAG, nullable=False, server_default=text("0")),
     Column("deleted_at", NUMBER),
     Column("private", FLAG, nullable=False, server_default=text("0")),
+    Column("settings", Text),  # as JSON: how its answers are made
 )  # fmt: skip
 _deleted = chats.c.deleted_at.is_not(None)
 Index("chats_listed", chats.c.user, chats.c.pinned.desc(), chats.c.updated_at.desc())
@@ -84,6 +85,7 @@ messages = Table(
     Column("steps", Text),  # as JSON
     Column("grounded", FLAG, nullable=False, server_default=text("0")),  # made from documents, or it may be
     Column("images", Text),  # a JSON list of data: URLs
+    Column("model", Text),  # of an answer: the one that wrote it
     UniqueConstraint("chat_id", "position"),
     Index("messages_run", "run_id"),
 )  # fmt: skip
@@ -150,6 +152,41 @@ texts = Table(  # titles (message_id is null) and messages, searched by their wo
 )  # fmt: skip
 _title = texts.c.message_id.is_(None)
 Index("texts_title", texts.c.chat_id, unique=True, sqlite_where=_title, postgresql_where=_title)
+
+presets = Table(
+    "presets", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("icon", Text),
+    Column("description", Text, nullable=False, server_default=""),
+    Column("settings", Text, nullable=False),  # as JSON, as those of chats
+    Column("everybody", FLAG, nullable=False, server_default=text("0")),  # whether all users see it
+    Column("imported", FLAG, nullable=False, server_default=text("0")),  # read from a file
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Index("presets_user", "user", "name", unique=True),
+)  # fmt: skip
+
+preset_members = Table(  # users who see another's preset
+    "preset_members", CHATS,
+    Column("preset_id", Text, ForeignKey(presets.c.id, ondelete="CASCADE"), nullable=False),
+    Column("user", Text, nullable=False),
+    PrimaryKeyConstraint("preset_id", "user"),
+    Index("preset_members_user", "user"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+prompts = Table(
+    "prompts", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Index("prompts_user", "user", "name", unique=True),
+)  # fmt: skip
 
 users = Table(
     "users", USERS,

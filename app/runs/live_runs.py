@@ -17,6 +17,7 @@ from app.answering.remote_model import RemoteModel
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
+from app.config import AUTO_NAME
 from app.db.run_store import Begun, LoggedEvent, RunAnswer, RunKey, Started
 from app.db.sqlite import NotThere
 from app.db.store import Store
@@ -41,8 +42,11 @@ def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
     """The answer as far as it was logged, as failed with `error`."""
     content, thinking, recorder = list[str](), list[str](), StepRecorder()
     calls: dict[str, Call] = {}
+    answering: str | None = None
     for event in events:
         match event.type, json.loads(event.data):
+            case (("run.started" | "route.answering"), {"model": model}) if model != AUTO_NAME:
+                answering = model
             case "answer.delta", {"text": text}:
                 content.append(text)
                 recorder.wrote(text)
@@ -56,7 +60,9 @@ def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
             case "tool.error", {"call_id": id, "name": name, "message": text} if id in calls:
                 # Whether these were the tool's own words is not logged.
                 recorder.returned(calls.pop(id), f"The call failed: {frame(text, name)}", untrusted=True)
-    return RunAnswer("failed", "".join(content), "".join(thinking), error=error, steps=recorder.steps())
+    return RunAnswer(
+        "failed", "".join(content), "".join(thinking), error=error, steps=recorder.steps(), model=answering
+    )
 
 
 STOPPING = RunFailed(

@@ -35,6 +35,7 @@ from app.runs.events import (
     LimitReached,
     Metrics,
     PrefillProgress,
+    RouteAnswering,
     RunCancelled,
     RunCompleted,
     RunFailed,
@@ -128,6 +129,7 @@ class Run:
         self._began = time.perf_counter()
         self._ending: RunFailed | None = None
         self._pipeline: AnswerPipeline | None = None  # once the prompt is there
+        self._model: str | None = None  # the one that answers, once it is known
         self._content: list[str] = []
         self._steps = StepRecorder()
         self._reasoning_config = ReasoningConfig()
@@ -305,7 +307,9 @@ class Run:
 
     def _start(self, limit: int) -> None:
         assert self._pipeline is not None
-        model = self._pipeline.plan.served.name if self._pipeline.auto is None else AUTO_NAME
+        model = AUTO_NAME
+        if self._pipeline.auto is None:
+            model = self._model = self._pipeline.plan.served.name
         self.started = True
         self._writing_at = time.perf_counter()
         self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit))
@@ -359,6 +363,8 @@ class Run:
         if isinstance(event, Admitted):
             self._start(event.limit)
         elif (shown := map_event(event)) is not None:
+            if isinstance(shown, RouteAnswering):
+                self._model = shown.model
             self._deltas.flush()
             self.log.append(shown if self._thoughts.policy == "shown" else without_text(shown))
 
@@ -418,6 +424,7 @@ class Run:
                 usage=Usage.of(self._tally),
                 error=terminal.message if isinstance(terminal, RunFailed) else None,
                 steps=self._steps.steps(),
+                model=self._model,
                 error_code=terminal.code if isinstance(terminal, RunFailed) else None,
             )
         )

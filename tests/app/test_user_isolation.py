@@ -38,6 +38,8 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "POST /api/chats/{chat_id}/runs": {"content": "hi"},
     "PUT /api/chats/{chat_id}/permissions": {"classes": []},
     "PATCH /api/folders/{folder_id}": {"name": "mine"},
+    "PATCH /api/presets/{preset_id}": {"name": "mine"},
+    "PATCH /api/prompts/{prompt_id}": {"name": "mine"},
     "PATCH /api/collections/{collection_id}": {"name": "mine"},
     "POST /api/collections/{collection_id}/folders": {"path": "/mine"},
     "PATCH /api/documents/{document_id}": {"source": "mine.txt"},
@@ -57,6 +59,9 @@ LISTS: dict[
     "GET /api/chats/search": {"params": {"q": SECRET}},
     "GET /api/chats/export": {},
     "GET /api/folders": {},
+    "GET /api/presets": {},
+    "GET /api/presets/export": {},
+    "GET /api/prompts": {},
     "GET /api/documents": {},
     "GET /api/collections": {},
     "GET /api/invitations": {},
@@ -69,6 +74,7 @@ LISTS: dict[
 NOBODYS = {  # they make something new, or tell what is the same for everybody
     "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
     "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
+    "POST /api/presets", "POST /api/presets/import", "POST /api/prompts",
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
     "POST /v1/completions", "POST /v1/embeddings", "POST /v1/rerank", "POST /v1/tokenize", "POST /v1/detokenize",
     "POST /v1/responses", "POST /v1/messages",
@@ -125,6 +131,8 @@ class Two:
             "/api/chats/export",
             "/api/permissions",
             "/api/folders",
+            "/api/presets",
+            "/api/prompts",
             "/api/notes",
             f"/v1/responses/{self.ids['response_id']}",
         )
@@ -161,13 +169,15 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     papers = bob.post(f"/api/collections/{collection}/folders", json={"path": f"/home/bob/{SECRET}"}).json()["id"]
     job = bob.get("/api/jobs").json()["jobs"][0]["id"]
     folder = bob.post("/api/folders", json={"name": SECRET}).json()["id"]
+    preset = bob.post("/api/presets", json={"name": SECRET, "settings": {"system": SECRET}}).json()["id"]
+    prompt = bob.post("/api/prompts", json={"name": SECRET, "text": SECRET}).json()["id"]
     sequence = bob.post("/api/sequences", json={"prompt": SECRET, "lease_s": 300}).json()["id"]
     said = bob.post("/v1/responses", json={"model": "tiny", "input": SECRET, "max_output_tokens": 2}).json()["id"]
     return {
         "chat_id": chat, "run_id": run, "folder_id": folder, "collection_id": str(collection), "job_id": job,
         "document_id": str(document["id"]), "sequence_id": sequence, "response_id": said, "grant_id": grant.id,
         "number": str(note), "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
-        "document_folder": str(papers),
+        "document_folder": str(papers), "preset_id": preset, "prompt_id": prompt,
     }  # fmt: skip
 
 
@@ -237,6 +247,28 @@ def test_sharing_a_collection_opens_that_and_nothing_else(two: Two) -> None:
     assert [each["id"] for each in listed] == [document["id"]]
     two.bob.delete(f"/api/collections/{number}")
     assert two.alice.get("/api/documents").json()["documents"] == []
+
+
+def test_sharing_a_preset_shows_that_and_lets_nobody_change_it(two: Two) -> None:
+    given = {"name": "shared", "settings": {"system": "For alice, too."}}
+    number = two.bob.post("/api/presets", json=given).json()["id"]
+    answers = [two.bob.put(f"/api/presets/{number}/members/{each}") for each in ("alice", "nobody")]
+    assert [reply.status_code for reply in answers] == [200, 200]
+    (shown,) = two.alice.get("/api/presets").json()["presets"]
+    assert (shown["id"], shown["role"], shown["owner"], shown["members"]) == (number, "reader", "bob", [])
+    assert two.alice.get("/api/presets/export").json()["presets"] == []
+    for method, path, body in (
+        ("PATCH", "", {"name": "mine"}), ("DELETE", "", None), ("PUT", "/members/carol", None),
+        ("DELETE", "/members/nobody", None),
+    ):  # fmt: skip
+        assert two.alice.request(method, f"/api/presets/{number}{path}", json=body).status_code == 403
+    chat = two.alice.post("/api/chats", json={"preset_id": number}).json()
+    assert chat["settings"] == {"system": "For alice, too."}
+    assert two.alice.delete(f"/api/presets/{number}/members/alice").status_code == 204  # she leaves
+    assert two.alice.get(f"/api/presets/{number}").status_code == 404
+    refused = two.bob.patch(f"/api/presets/{number}", json={"everybody": True})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "operator_required")
+    two.bob.delete(f"/api/presets/{number}")
 
 
 def test_sharing_does_not_tell_which_users_there_are(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

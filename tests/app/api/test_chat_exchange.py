@@ -22,6 +22,14 @@ measures = st.none() | st.floats(0, 1e6, allow_nan=False)
 usages = st.none() | st.fixed_dictionaries(
     {f"{what}_tokens": st.integers(0, 2**53) for what in ("prompt", "completion", "reasoning", "cached")}
 )
+kept = st.none() | st.fixed_dictionaries(
+    {},
+    optional={
+        "model": texts, "system": texts.filter(str.strip), "temperature": st.floats(0, 2), "seed": st.integers(-9, 9),
+        "tools": st.just("all") | st.lists(texts, min_size=1, max_size=3), "collections": st.lists(st.integers(0, 9)),
+        "thinking": st.booleans() | st.just({"max_tokens": 9}), "strategy_options": st.just({"n": 2}),
+    },
+)  # fmt: skip
 
 
 @st.composite
@@ -47,13 +55,14 @@ def chats(draw: st.DrawFn) -> Json:
             fields |= {"thinking": draw(texts), "usage": draw(usages), "steps": draw(steps())}
             fields |= {"status": draw(st.sampled_from(["completed", "failed", "cancelled"]))}
             fields |= {"error": draw(st.none() | texts), "grounded": draw(st.booleans())}
+            fields |= {"model": draw(st.none() | texts.filter(bool))}
         content = draw(texts) if role == "assistant" else draw(texts.filter(str.strip))
         messages.append(message(str(number), None if parent is None else parent["id"], role, content, **fields))
     leaves = [each["id"] for each in messages if each["id"] not in {other["parent_id"] for other in messages}]
     return {
         "title": draw(texts), "created_at": draw(moments), "updated_at": draw(moments), "pinned": draw(st.booleans()),
         "private": draw(st.booleans()), "folder": draw(st.none() | st.sampled_from(["work", "home"])),
-        "messages": messages, "leaf_id": draw(st.sampled_from(leaves)) if leaves else None,
+        "settings": draw(kept), "messages": messages, "leaf_id": draw(st.sampled_from(leaves)) if leaves else None,
     }  # fmt: skip
 
 
@@ -62,6 +71,7 @@ def renumbered(chat: Json) -> Json:
     ids = {each["id"]: str(at) for at, each in enumerate(chat["messages"])} | {None: None}
     defaults: Json = {"thinking": "", "usage": None, "steps": [], "status": "completed", "error": None}
     defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None, "grounded": False, "images": []}
+    defaults |= {"model": None}
     messages = [
         {**defaults, **each, "id": ids[each["id"]], "parent_id": ids[each["parent_id"]]} for each in chat["messages"]
     ]

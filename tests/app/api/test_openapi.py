@@ -37,6 +37,7 @@ BODIES, PARAMETERS = models_of(_ALL, JsonBody), models_of(_ALL, QueryParams)
 WITHOUT_BODY = {
     "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
     "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel", "POST /api/invitations/{collection_id}/accept",
+    "PUT /api/presets/{preset_id}/members/{member}",
 }  # fmt: skip
 A_FORM = {"POST /api/documents"}
 
@@ -57,6 +58,8 @@ def ids(told: Server) -> dict[str, str]:
         log_of(http, run)
         made = upload(http, ("a.txt", b"Granite is a stone."), wait=10).json()
         folder = http.post("/api/folders", json={"name": "f"}).json()["id"]
+        preset = http.post("/api/presets", json={"name": "p"}).json()["id"]
+        prompt = http.post("/api/prompts", json={"name": "p", "text": "t"}).json()["id"]
         sequence = http.post("/api/sequences", json={"prompt": "abc", "lease_s": 500}).json()["id"]
         response = http.post("/v1/responses", json={"model": "default", "input": "a"}).json()["id"]
         document = made["documents"][0]
@@ -65,7 +68,7 @@ def ids(told: Server) -> dict[str, str]:
             "chat_id": chat, "run_id": run, "folder_id": folder, "document_id": str(document["id"]), "page": "1",
             "collection_id": str(document["collection"]), "job_id": str(made["job"]["id"]), "sequence_id": sequence,
             "response_id": response, "name": "tiny", "user_id": "local", "member": "ana",
-            "document_folder": str(papers),
+            "document_folder": str(papers), "preset_id": preset, "prompt_id": prompt,
         }  # fmt: skip
 
 

@@ -106,6 +106,35 @@ async def test_answers_from_documents_are_marked_by_their_events_or_as_unknown(t
     await store.close()
 
 
+async def test_old_answers_are_of_the_model_that_their_events_name(tmp_path: Path) -> None:
+    db = connect(tmp_path / "ponder.db", 5)
+    migrate(db, "chats", 9)
+    told = {
+        "plain": [("run.started", '{"model": "pebble"}')],
+        "routed": [("run.started", '{"model": "auto"}'), ("route.answering", '{"model": "big"}')],
+        "undecided": [("run.started", '{"model": "auto"}')],
+        "quoted": [("citation.sources", "{}")],
+    }
+    with transaction(db):
+        for id, log in told.items():
+            chat = "INSERT INTO chats (id, title, created_at, updated_at) VALUES (?, '', 1, 1)"
+            db.exec_driver_sql(chat, (id,))
+            columns = "(id, chat_id, position, role, content, status, created_at, run_id)"
+            answer = (f"a-{id}", id, 1, "assistant", "x", "completed", 1.0, f"run-{id}")
+            db.exec_driver_sql(f"INSERT INTO messages {columns} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", answer)
+            db.exec_driver_sql(f"INSERT INTO runs VALUES ('run-{id}', '{id}', 'a-{id}', 'completed', '{{}}', 1, 1)")
+            for seq, (kind, data) in enumerate(log, 1):
+                db.exec_driver_sql("INSERT INTO events VALUES (?, ?, ?, ?)", (f"run-{id}", seq, kind, data))
+    db.close()
+    store = await Store.open(tmp_path)
+    found = {id: (await store.chats.whole(LOCAL_USER, id)) for id in told}
+    assert {id: said[0]["model"] for id, (_, said) in found.items()} == {
+        "plain": "pebble", "routed": "big", "undecided": None, "quoted": None,
+    }  # fmt: skip
+    assert all(chat["settings"] is None for chat, _ in found.values())
+    await store.close()
+
+
 def shape(path: Path) -> dict[str, object]:
     """Returns tables by their columns and references, and the statements of everything else."""
     with closing(sqlite3.connect(path)) as db:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.chatting import log_of, new_chat
+from tests.app.chatting import change, log_of, new_chat, read
 from tests.app.conftest import Server
 from tests.app.remote.planted import TEXT, Json, Planted, chunk, refuses, sends, speaks
 
@@ -49,6 +49,18 @@ def test_a_run_says_what_it_sends(http: httpx.Client, planted: Planted) -> None:
     kinds = [each["type"] for each in log]
     assert kinds.index("route.tried") < kinds.index("remote.sent") < kinds.index("route.answering")
     assert next(each for each in log if each["type"] == "answer.done")["text"] == TEXT
+
+
+def test_an_answer_keeps_the_model_that_the_router_chose(http: httpx.Client, planted: Planted) -> None:
+    chat = new_chat(http)
+    change(http, chat, settings={"model": "auto", "max_tokens": 3})
+    for model in (None, "pebble"):
+        named = {} if model is None else {"model": model}
+        reply = http.post(f"/api/chats/{chat}/runs", json={"content": "Use 2, 3 and 4 to make 24.", **named})
+        log_of(http, reply.json()["run_id"])
+    assert [each["model"] for each in read(http, chat)["messages"]] == [None, "big", None, "pebble"]
+    refused = http.patch(f"/api/chats/{chat}", json={"settings": {"model": "big", "min_p": 0.1}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_p"), refused.text
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from app.runs.events import (
     ToolResult,
 )
 from tests.e2e.support.fake_documents import Shelved, documents_of, usual
+from tests.e2e.support.fake_presets import Shelf, presets_of
 
 ABOUT = "A small model for tests. It answers what the script says and nothing else."
 STARTERS = ["What is 12 × 34?", "Write a haiku about rain", "Explain a hash table"]
@@ -176,6 +177,7 @@ class World:
     asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of runs, as they came
     offer: Offer = field(default_factory=Offer)
     documents: dict[int, Shelved] = field(default_factory=usual)
+    shelf: Shelf = field(default_factory=Shelf)
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -240,12 +242,15 @@ def build_app(world: World) -> FastAPI:
     async def create(request: Request) -> dict[str, Any]:
         now = time.time()
         chat: dict[str, Any] = {"id": f"chat{len(world.chats) + 1}", "title": "", "created_at": now, "updated_at": now}
-        world.chats[chat["id"]] = chat | {"messages": [], **await request.json()}
+        world.chats[chat["id"]] = chat | {"messages": [], **await request.json()}  # `preset_id` as it came
         return summary(world.chats[chat["id"]])
 
     @app.patch("/api/chats/{chat_id}")
-    async def change(chat_id: str, request: Request) -> dict[str, Any]:
-        world.chats[chat_id] |= await request.json()
+    async def change(chat_id: str, request: Request) -> Any:
+        body = await request.json()
+        if "settings" in body and world.refusal is not None and str(world.refusal["param"]).startswith("settings."):
+            return JSONResponse({"error": world.refusal}, status_code=400)
+        world.chats[chat_id] |= body
         return summary(world.chats[chat_id])
 
     @app.get("/api/chats/search")
@@ -276,7 +281,7 @@ def build_app(world: World) -> FastAPI:
 
     def summary(chat: dict[str, Any]) -> dict[str, Any]:
         shown = {key: chat[key] for key in ("id", "title", "created_at", "updated_at", "private")}
-        return shown | {"pinned": False, "folder_id": None}
+        return shown | {"pinned": False, "folder_id": None, "settings": chat.get("settings")}
 
     def reply(message: dict[str, Any]) -> dict[str, Any]:
         run = world.runs.get(message["run_id"])
@@ -289,6 +294,7 @@ def build_app(world: World) -> FastAPI:
             "thinking_s": 1.2 if done else None,
             "tokens_per_s": 38.4 if done else None,
             "usage": USAGE.model_dump() if done else None,
+            "model": "fake",
             "steps": run.steps(),
             "status": run.status,
         }
@@ -393,6 +399,7 @@ def build_app(world: World) -> FastAPI:
         world.gate(number).set()
         return {"id": number}
 
+    app.include_router(presets_of(world.shelf))  # after all others: its paths are patterns
     mount_page(app)
     return app
 
@@ -435,9 +442,8 @@ class FakeServer:
         self._do(lambda: setattr(self.world, "runs_refused", refused))
 
     def refuse_next(self, param: str, message: str) -> None:
-        """The next run's request is refused, blaming a field of it."""
-        kind = "invalid_request_error"
-        refusal = {"message": message, "type": kind, "param": param, "code": "invalid_value"}
+        """The next run is refused, blaming a field of its request; with one of `settings.`, each change of those."""
+        refusal = {"message": message, "type": "invalid_request_error", "param": param, "code": "invalid_value"}
         self._do(lambda: setattr(self.world, "refusal", refusal))
 
     def asked(self) -> dict[str, Any]:

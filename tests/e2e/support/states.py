@@ -195,6 +195,42 @@ def private_chat(page: Page, fake: FakeServer) -> None:
     expect(page.get_by_text("Private: nothing of this chat").first).to_be_visible()
 
 
+def shelved(then: Bring) -> Bring:
+    """With an assistant of one's own, another's, and two prompts."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        shelf = fake.world.shelf
+        settings = {"system": "Arr.", "temperature": 0.5}
+        about = {"icon": "P", "description": "Speaks like one.", "members": ["ana"]}
+        shelf.add("presets", name="Pirate", settings=settings, **about)
+        shelf.add("presets", name="Editor", owner="bob", role="reader", everybody=True)
+        for name in ("sum-up", "translate"):
+            shelf.add("prompts", name=name, text="Put {{text}} in other words.")
+        page.reload()
+        then(page, fake)
+
+    return bring
+
+
+def picked(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="Pirate").click()
+    page.get_by_role("textbox", name="Message").fill("/")
+    expect(page.get_by_role("option")).to_have_count(2)
+
+
+def presets(*buttons: str) -> Bring:
+    """The assistants' page, and what buttons of it lead to."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        page.goto(f"{fake.url}/presets")
+        expect(page.get_by_role("heading", name="Editor")).to_be_visible()
+        for button in buttons:
+            page.get_by_role("button", name=button).click()
+            expect(page.get_by_role("textbox").last).to_be_visible()
+
+    return bring
+
+
 SENT = RemoteSent(
     model="big", why="the request names it", messages=3, characters=1234, images=0, passages=1,
     tool_results=0,
@@ -256,4 +292,9 @@ STATES: dict[str, Bring] = {
     "versions": asked("The end.", answer("The end."), then=versions),
     "keys and language": keys,
     "drawer on a phone": drawer,
+    "assistant and prompts at hand": shelved(picked),
+    "assistants": shelved(presets()),
+    "assistant": shelved(presets("Edit “Pirate”")),
+    "prompt": shelved(presets("Edit “sum-up”")),
+    "assistant shared": shelved(presets("Share “Pirate”")),
 }  # fmt: skip

@@ -117,6 +117,7 @@ test("a whole log gives the whole answer", () => {
     ...EMPTY,
     seq: 14,
     status: "completed",
+    model: "m",
     startedAt: 10,
     maxTokens: 64,
     parts: [

@@ -19,6 +19,7 @@ import {
   type Thought,
 } from "./answer/parts";
 import type { Status, StoredMessage } from "./api";
+import { AUTO } from "./asking/settings";
 import type {
   AnswerDone,
   LimitReached,
@@ -42,6 +43,7 @@ export interface Answer {
   readonly seq: number; // of the last event folded in
   readonly status: Status;
   readonly position: number; // runs ahead in the queue
+  readonly model: string | null; // that writes it, once it is known
   readonly startedAt: number | null; // seconds since the epoch, the server's clock
   readonly maxTokens: number | null;
   readonly reading: Omit<PrefillProgress, "type"> | null; // while the model reads
@@ -72,6 +74,7 @@ export const EMPTY: Answer = {
   seq: 0,
   status: "running",
   position: 0,
+  model: null,
   startedAt: null,
   maxTokens: null,
   reading: null,
@@ -109,7 +112,12 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
     case "run.queued":
       return { position: event.position };
     case "run.started":
-      return { position: 0, startedAt: event.started_at, maxTokens: event.max_tokens };
+      return {
+        position: 0,
+        model: event.model === AUTO ? null : event.model,
+        startedAt: event.started_at,
+        maxTokens: event.max_tokens,
+      };
     case "run.reduced":
       return { reduced: { thinking: event.thinking, models: event.models } };
     case "prefill.progress":
@@ -179,7 +187,7 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return { tried: [...answer.tried, tried] };
     }
     case "route.answering":
-      return { answering: event.model };
+      return { answering: event.model, model: event.model };
     case "remote.sent": {
       const { type: _, ...sent } = event;
       return { sent: [...answer.sent, sent] };
@@ -287,6 +295,7 @@ export function fromStored(message: StoredMessage): Answer {
     metrics:
       tokens_per_s === null ? null : { tokens_per_s, ...(typeof ttft_s === "number" ? { ttft_s } : {}) },
     usage,
+    model: message.model ?? null,
     failure: message.status === "failed" ? { code: "", message: message.error ?? "", retryable: true } : null,
   };
 }

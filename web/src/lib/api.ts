@@ -25,6 +25,7 @@ export interface ChatSummary {
   folder_id: string | null;
   running?: boolean; // is an answer being made? Said in lists
   waiting_for?: "approval" | "answer" | null; // what it waits for from a person; said in lists
+  settings?: KeptSettings | null; // null: none were kept; said of one chat, not in lists
 }
 
 export type Status = "running" | "completed" | "failed" | "cancelled";
@@ -49,6 +50,7 @@ export interface StoredMessage {
   steps?: StoredStep[];
   images?: string[]; // of a question, data: URLs
   usage: Usage | null;
+  model?: string | null; // that wrote it
   status: Status;
   error: string | null;
 }
@@ -79,6 +81,11 @@ export interface Wishes extends Sampling {
   collections?: "own" | "all" | readonly number[]; // all: also those that others share
   system?: string;
   max_tokens?: number;
+}
+
+/** How a chat's answers are made, as the server keeps it. */
+export interface KeptSettings extends Wishes {
+  thinking?: boolean | Record<string, Value>;
 }
 
 /** How much an answer may think. */
@@ -234,8 +241,10 @@ export async function getCollections(): Promise<Collection[]> {
   return (await get<{ collections: Collection[] }>("/api/collections")).collections;
 }
 
-export async function createChat(isPrivate: boolean): Promise<ChatSummary> {
-  return (await (await post("/api/chats", { private: isPrivate })).json()) as ChatSummary;
+/** `preset`: the id of the one that its settings come from. */
+export async function createChat(isPrivate: boolean, settings: Wishes, preset: string | null): Promise<ChatSummary> {
+  const from = preset === null ? {} : { preset_id: preset };
+  return (await (await post("/api/chats", { private: isPrivate, settings, ...from })).json()) as ChatSummary;
 }
 
 /** Some of a chat's properties. `leaf_id`: the message that its current branch is to lead over. */
@@ -245,6 +254,7 @@ export type ChatChange = Partial<{
   private: boolean;
   folder_id: string | null;
   leaf_id: string;
+  settings: Wishes;
 }>;
 
 export async function changeChat(id: string, change: ChatChange): Promise<ChatSummary> {

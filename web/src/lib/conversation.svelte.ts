@@ -11,6 +11,7 @@ import {
   startRun,
   type Chat,
   type ChatSummary,
+  type KeptSettings,
   type Place,
   type StartedRun,
   type Wishes,
@@ -22,6 +23,17 @@ import { strings } from "./strings";
 export { Reply, type Question };
 export type Message = Question | Reply;
 export type Phase = "ready" | "loading" | "missing" | "unreachable";
+
+/** How answers are to be made, as it is set now. */
+export interface Asked {
+  readonly preset: string | null; // the id of the one that this comes from, of a chat that is not begun yet
+  wishes(): Wishes; // for a question that is sent now
+  current(): Wishes;
+  adopt(kept: KeptSettings | null): string; // what a chat keeps; returns what would be sent for it, as JSON
+  refused(error: ApiError): boolean; // takes a refusal of what is set, and says whether it was one
+}
+
+const SOON_MS = 500;
 
 export class Conversation {
   id = $state<string | null>(null);
@@ -44,16 +56,17 @@ export class Conversation {
   #scope = new AbortController(); // ends when another chat is opened
   #known = new Map<string, Message>(); // by id, in every branch that was seen
   #keys = 0;
+  #kept = ""; // of how answers are made: what is kept with the chat, as it would be sent
+  #told = ""; // the same, as the server said it last
+  #keeping: Promise<void> = Promise.resolve();
+  #later: (() => void) | null = null; // keeps what was changed by hand
+  #timer = 0;
 
-  /**
-   * `created` hears of a chat that a first message began, `changed` of one whose listing may have changed. `wishes`
-   * says how answers are to be made; `refused` takes a refusal of that, and says whether it was one.
-   */
+  /** `created` hears of a chat that a first message began, `changed` of one whose listing may have changed. */
   constructor(
     private readonly created: (chat: ChatSummary) => void,
     private readonly changed: () => void,
-    private readonly wishes: () => Wishes,
-    private readonly refused: (error: ApiError) => boolean,
+    private readonly asked: Asked,
   ) {}
 
   /** A chat will be opened: until then nothing is sent, and what is written is its draft. */
@@ -79,10 +92,13 @@ export class Conversation {
     this.announcement = "";
     this.#making = null;
     this.#known.clear();
+    this.#kept = this.#told = "";
     this.phase = id === null ? "ready" : "loading";
-    if (id === null) return;
+    if (id === null) return void this.asked.adopt(null);
     try {
-      this.#fill(await getChat(id, signal), signal);
+      const chat = await getChat(id, signal);
+      this.#adopt(chat);
+      this.#fill(chat, signal);
     } catch (error) {
       if (signal.aborted) return;
       this.phase = error instanceof ApiError && error.status === 404 ? "missing" : "unreachable";
@@ -93,7 +109,7 @@ export class Conversation {
   async send(
     content: string,
     images: readonly string[] = [],
-    attempt: Attempt = { key: newKey(), wishes: this.wishes() },
+    again: Attempt | null = null,
   ): Promise<boolean> {
     if (this.phase !== "ready") return false;
     if (this.busy) {
@@ -102,6 +118,7 @@ export class Conversation {
     }
     const { signal } = this.#scope;
     this.notice = "";
+    const attempt = again ?? { key: newKey(), wishes: this.asked.wishes() };
     const [before, at] = [this.messages, this.id];
     const after = before.findLast((message) => message.id !== null);
     const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content, images };
@@ -112,15 +129,16 @@ export class Conversation {
     try {
       let { id } = this;
       if (id === null) {
-        const chat = await createChat(this.isPrivate);
+        const chat = await createChat(this.isPrivate, attempt.wishes, this.asked.preset);
         id = chat.id;
+        if (!signal.aborted) this.#took(attempt.wishes, chat);
         if (!signal.aborted && this.isPrivate !== chat.private) await changeChat(id, { private: this.isPrivate });
         if (!signal.aborted) {
           this.begunHere = true;
           this.id = id;
           this.created(chat);
         }
-      }
+      } else if (again === null) await this.#keep(id, attempt.wishes, signal);
       const asked = images.length > 0 ? { content, images } : { content };
       const place = after?.role === "assistant" ? { ...asked, parent_id: after.id } : asked;
       this.#begun(question, reply, await startRun(id, place, attempt.wishes, attempt.key), signal);
@@ -195,9 +213,11 @@ export class Conversation {
   async refresh(): Promise<void> {
     const { signal } = this.#scope;
     if (this.id === null || this.phase !== "ready" || this.running || this.#unsent) return;
+    const told = this.#told;
     const chat = await getChat(this.id, signal).catch(() => null);
     if (chat === null || signal.aborted || this.running || this.#unsent) return;
     this.isPrivate = chat.private;
+    if (told === this.#told) this.#adopt(chat); // else it was changed here meanwhile
     const [now, here] = [chat.messages.map(({ id }) => id), this.messages.map(({ id }) => id)];
     const active = chat.active_run_id !== null && chat.active_run_id !== this.#making?.runId;
     if (active || now.join() !== here.join()) this.#fill(chat, signal);
@@ -231,7 +251,7 @@ export class Conversation {
     const question = this.messages[this.messages.indexOf(reply) - 1];
     const images = question?.role === "user" ? question.images : [];
     this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
-    return this.send(reply.question, images, reply.attempt ?? undefined); // perhaps the server has it, and its word got lost
+    return this.send(reply.question, images, reply.attempt); // perhaps the server has it, and its word got lost
   }
 
   get #unsent(): boolean {
@@ -247,7 +267,10 @@ export class Conversation {
     }
     this.notice = "";
     try {
-      const started = await startRun(this.id, place, this.wishes(), newKey());
+      const { id } = this;
+      const wishes = this.asked.wishes();
+      await this.#keep(id, wishes, signal);
+      const started = await startRun(id, place, wishes, newKey());
       if (signal.aborted) return true;
       const reply = new Reply(this.#key(), question.content);
       reply.siblings = answers;
@@ -260,6 +283,40 @@ export class Conversation {
       return false;
     }
     return true;
+  }
+
+  /** What is set was changed by hand: it is kept with the chat that is shown, a moment later. */
+  keepSoon(): void {
+    const { id, phase } = this;
+    if (id === null || phase !== "ready") return;
+    const { signal } = this.#scope;
+    const wishes = this.asked.current();
+    this.#later = () => void this.#keep(id, wishes, signal).catch(() => undefined); // the next question says why not
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.keepNow(), SOON_MS);
+  }
+
+  /** Keep at once what `keepSoon` has been told. */
+  keepNow(): void {
+    clearTimeout(this.#timer);
+    this.#later?.();
+    this.#later = null;
+  }
+
+  /** Keep with a chat how its answers are made, unless it has that. Rejects where the server does not take it. */
+  #keep(id: string, wishes: Wishes, signal: AbortSignal): Promise<void> {
+    const kept = this.#keeping.catch(() => undefined).then(async () => {
+      if (!signal.aborted && JSON.stringify(wishes) === this.#kept) return;
+      const chat = await changeChat(id, { settings: wishes });
+      if (!signal.aborted) this.#took(wishes, chat);
+    });
+    this.#keeping = kept;
+    return kept;
+  }
+
+  #took(wishes: Wishes, { settings }: ChatSummary): void {
+    this.#kept = JSON.stringify(wishes);
+    this.#told = JSON.stringify(settings ?? null);
   }
 
   /** The server has taken a question, and answers it. */
@@ -284,7 +341,7 @@ export class Conversation {
       return;
     }
     const why = strings.notTaken(failureOf(error).message);
-    if (this.refused(error)) this.announcement = why;
+    if (this.asked.refused(error)) this.announcement = why;
     else if (!signal.aborted) this.notice = why;
   }
 
@@ -328,6 +385,14 @@ export class Conversation {
     if (active !== null && this.#making?.runId !== active) void this.#watch(new Reply(this.#key(), ""), active, signal);
   }
 
+  /** Another device may have changed how answers are made here. */
+  #adopt({ settings = null }: Chat): void {
+    const told = JSON.stringify(settings);
+    if (told === this.#told || this.#later !== null) return;
+    this.#told = told;
+    this.#kept = this.asked.adopt(settings);
+  }
+
   #announce(reply: Reply): void {
     const { status, text, failure } = reply.shown;
     if (!this.messages.includes(reply)) this.announcement = strings.branch.ended;
@@ -337,6 +402,7 @@ export class Conversation {
   }
 
   #enter(): AbortSignal {
+    this.keepNow();
     this.#scope.abort();
     this.#scope = new AbortController();
     return this.#scope.signal;

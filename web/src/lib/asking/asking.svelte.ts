@@ -1,11 +1,15 @@
-/** How the next answers are to be made: chosen on the page, kept in this browser, held against what the server has. */
-import { ApiError, getCollections, getModels, getStrategies, getTools, type Wishes } from "../api";
+/**
+ * How the next answers are to be made: chosen on the page, kept with the chat, held against what the server has. A new
+ * chat begins as was chosen last in this browser.
+ */
+import { ApiError, getCollections, getModels, getStrategies, getTools, type KeptSettings, type Wishes } from "../api";
 import {
   DEFAULT,
   differs,
   fitted,
   NOTHING,
   placeOf,
+  settingsOf,
   stored,
   wishes,
   type Gone,
@@ -33,10 +37,14 @@ export class Asking {
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
-  #example: Partial<Settings> | null = null;
+  preset: string | null = null; // the id of the one that all this comes from, until a chat is begun with it
+  changed: () => void = () => undefined; // hears of every change by hand
+  #last: Settings; // what was chosen last
+  #before: Settings | null = null; // what was set before an example
 
-  constructor() {
-    this.settings = stored(load());
+  /** `apart`: what something else than a chat keeps. It is not how new chats begin. */
+  constructor(private readonly apart: KeptSettings | null = null) {
+    this.settings = this.#last = apart === null ? stored(load()) : settingsOf(apart);
   }
 
   /** Ask the server what there is. What it does not tell stays as it was. */
@@ -61,39 +69,60 @@ export class Asking {
         ...tools.faults.map(({ origin, message }) => ({ name: origin, why: message })),
       ];
     }
+    this.#fit();
+  }
+
+  /** Leave out, and tell, what the server does not have. */
+  #fit(): void {
+    const last = fitted(this.#last, this.known);
+    if (last.gone.length > 0) this.choose(last.settings);
     const { settings, gone } = fitted(this.settings, this.known);
     if (gone.length === 0) return;
     this.gone = gone;
     this.settings = settings;
-    save(settings);
   }
 
   change(part: Partial<Settings>): void {
     this.settings = { ...this.settings, ...part };
+    this.choose(this.settings);
     this.refusal = null;
     this.gone = [];
-    save(this.settings);
+    this.#before = null;
+    this.changed();
   }
 
-  /** Set what an example needs, until a new chat is begun or it is changed by hand. */
-  beginExample(part: Partial<Settings>): void {
-    this.change(part);
-    this.#example = part;
+  /** Choose how new chats begin. */
+  choose(part: Partial<Settings>): void {
+    this.#last = { ...this.#last, ...part };
+    if (this.apart === null) save(this.#last);
   }
 
-  /** Take back what an example had set. */
-  endExample(): void {
-    const example = this.#example;
-    this.#example = null;
-    if (example === null) return;
-    const kept = Object.keys(example) as (keyof Settings)[];
-    if (kept.every((name) => this.settings[name] === example[name])) {
-      this.change(Object.fromEntries(kept.map((name) => [name, DEFAULT[name]])));
-    }
+  /** Go on as a chat or a preset says, or null as was chosen last. Returns what would be sent for what it says. */
+  adopt(kept: KeptSettings | null, preset: string | null = null): string {
+    this.preset = preset;
+    this.refusal = null;
+    this.gone = [];
+    this.#before = null;
+    this.settings = kept === null ? this.#last : settingsOf(kept);
+    const told = kept === null ? "" : JSON.stringify(wishes(this.settings));
+    this.#fit();
+    return told;
+  }
+
+  /** Set what an example needs, for the chat that it begins; null: take back what one before it had set. */
+  example(part: Partial<Settings> | null): void {
+    const before = this.#before ?? this.settings;
+    this.#before = part === null ? null : before;
+    this.settings = { ...before, ...part };
   }
 
   reset(): void {
     this.change(DEFAULT);
+  }
+
+  /** What would be sent now. */
+  current(): Wishes {
+    return wishes(this.settings);
   }
 
   wishes(): Wishes {
@@ -105,6 +134,7 @@ export class Asking {
   /** Take a refusal that is about what is set here; false where it is about something else. */
   refused(error: ApiError): boolean {
     if (error.status < 400 || error.status >= 500) return false;
+    if (error.code === "preset_not_found") this.adopt(null); // what it said is not to be asked without it
     const place = placeOf(error.param, error.code, this.settings, this.known);
     if (place === null) return false;
     this.refusal = { ...place, message: error.message };

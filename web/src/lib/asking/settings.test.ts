@@ -10,6 +10,7 @@ import {
   hasRemotes,
   NOTHING,
   placeOf,
+  settingsOf,
   stored,
   wishes,
   withOption,
@@ -104,6 +105,14 @@ test("a change is blocked by what it contradicts, and by nothing else", () => {
   expect(blocked(set({ effort: "low", strategy: "tree" }), "tools", null, KNOWN)).toBeUndefined();
 });
 
+test("what a chat keeps is what was sent, and a budget is the strategy of that name", () => {
+  expect(settingsOf(wishes(EVERYTHING))).toEqual(EVERYTHING);
+  expect(settingsOf({})).toEqual(DEFAULT);
+  expect(settingsOf({ thinking: { max_tokens: 9 } })).toEqual(set({ strategy: "budget", options: { max_tokens: 9 } }));
+  expect(settingsOf({ thinking: false, tools: "all" })).toEqual(set({ effort: "none", tools: "all" }));
+  expect(settingsOf({ thinking: true, collections: [], temperature: 9 })).toEqual(DEFAULT);
+});
+
 test("a model that embeds is none to choose", () => {
   const known = { ...KNOWN, models: [...models, { id: "all-MiniLM-L6-v2", embeds: true }] };
   expect(choosable(known)).toEqual(choosable(KNOWN));
@@ -169,6 +178,7 @@ test.each<[string | null, string, Partial<Settings>, unknown]>([
   ["max_tokens", "", { maxTokens: 9 }, { control: "sampling", field: "max_tokens" }],
   ["temperature", "", { sampling: { temperature: 1 } }, { control: "sampling", field: "temperature" }],
   ["reasoning_effort", "", { effort: "low" }, { control: "thinking", field: null }],
+  ["settings.temperature", "", { sampling: { temperature: 1 } }, { control: "sampling", field: "temperature" }],
   ["model", "model_not_found", { model: "plain" }, { control: "model", field: null }],
   ["tools[3]", "unknown_tool", { tools: ["add"] }, { control: "tools", field: null }],
   [null, "not_found", { collections: [2] }, { control: "documents", field: null }],

@@ -2,7 +2,7 @@
  * How a person wants the next answers made: what is sent for it, what cannot go together, and what the server does not
  * know any more. Pure; knows nothing of the page, nor of how anything is kept.
  */
-import type { Budget, Collection, Effort, Model, StrategyInfo, ToolInfo, Wishes } from "../api";
+import type { Budget, Collection, Effort, KeptSettings, Model, StrategyInfo, ToolInfo, Wishes } from "../api";
 import { fieldsOf, fits, isValue, type Field, type Value } from "./options";
 import { SAMPLING, type Sampling } from "./sampling";
 
@@ -205,8 +205,24 @@ export function stored(text: string | null): Settings {
   } catch {
     return DEFAULT;
   }
-  if (typeof kept !== "object" || kept === null) return DEFAULT;
-  const given = kept as Record<string, unknown>;
+  return typeof kept === "object" && kept !== null ? read(kept as Record<string, unknown>) : DEFAULT;
+}
+
+/** What the server keeps of a chat, as far as it can be set here: a budget is the strategy of that name. */
+export function settingsOf(kept: KeptSettings): Settings {
+  const { thinking } = kept;
+  const budget = typeof thinking === "object" ? thinking : null;
+  return read({
+    ...kept,
+    effort: kept.reasoning_effort ?? (thinking === false ? "none" : null),
+    strategy: budget === null ? kept.strategy : BUDGET,
+    options: budget ?? kept.strategy_options,
+    sampling: kept,
+    maxTokens: kept.max_tokens,
+  });
+}
+
+function read(given: Record<string, unknown>): Settings {
   const string = (value: unknown): string | null => (typeof value === "string" ? value : null);
   const number = (value: unknown, least: number, most: number): number | null =>
     typeof value === "number" && value >= least && value <= most ? value : null;
@@ -249,7 +265,7 @@ export interface Place {
 
 /** The place of what a refusal is about; null where it is about nothing that is set here. */
 export function placeOf(param: string | null, code: string, settings: Settings, known: Known): Place | null {
-  const [name = "", option = null] = (param ?? "").split(/[.[]/, 2);
+  const [name = "", option = null] = (param ?? "").replace(/^settings\./, "").split(/[.[]/, 2);
   const { strategy, system, sampling, maxTokens } = settings;
   const inStrategy = strategy !== null && fieldsOfStrategy(settings, known).some((field) => field.name === name);
   if (name === "strategy" || name === "strategy_options") {

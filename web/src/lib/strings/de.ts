@@ -68,6 +68,7 @@ export const de: Strings = {
   skip: "Zum Nachrichtenfeld springen",
 
   newChat: "Neuer Chat",
+  presets: "Assistenten",
   chats: "Chats",
   openChats: "Liste der Chats öffnen",
   close: "Schließen",

@@ -62,6 +62,7 @@ export const en = {
   skip: "Skip to the message box",
 
   newChat: "New chat",
+  presets: "Assistants",
   chats: "Chats",
   openChats: "Open the list of chats",
   close: "Close",
