@@ -112,6 +112,7 @@ def create_app(
             tool_service = await closing.enter_async_context(ToolService(settings, shelf))
             state.reasoning_resolver.checkers.tool_service = tool_service
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
+            await asyncio.to_thread(tool_service.tell_skills, models)
             runs = Runs(
                 models.default,
                 state.thoughts,

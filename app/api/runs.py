@@ -44,6 +44,7 @@ from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.runs.live_runs import ChatBusy
 from app.runs.run import RunSpec
 from app.runs.trace import lines
+from tools.skills import UnknownSkill
 
 router = APIRouter(prefix="/api", tags=["Runs"], dependencies=[ONLY_KNOWN])
 
@@ -100,6 +101,12 @@ class RunRequest(BaseModel):
     )
     tools: Literal["all"] | Annotated[list[str], Field(min_length=1, max_length=128)] | None = Field(
         None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
+    )
+
+    skills: Literal["all"] | Annotated[list[str], Field(max_length=1000)] | None = Field(
+        None,
+        description='"all", or a list of up to 1000 skills\' names: what the model may read; left out, all where tools '
+        "has read_skill",
     )
 
     def asked(self) -> ReasoningRequest:
@@ -163,7 +170,7 @@ async def start_run(
 ) -> dict[str, Any]:
     if wanted.collections is not None:
         check_scope(who, "documents")
-    if wanted.tools is not None:
+    if wanted.tools is not None or wanted.skills:
         check_scope(who, "tools")
     check_checker_scope(wanted.checker, who)
     narrow(wanted.priority, wanted.deadline_s)
@@ -185,11 +192,12 @@ async def start_run(
         await _check_length(wanted.content, state.models if auto is not None else [served])
     if auto is not None:
         reasoning_config.check_routed()
-        if wanted.tools is not None:
-            raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
+        for name in ("tools", "skills"):
+            if getattr(wanted, name):
+                raise invalid(name, f"{name} are asked for of 'auto'; accepted: the name of one model beside {name}.")
     ask = RunSpec(
         wanted.place(), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
-        collections=wanted.collections, tools=wanted.tools, served=served, auto=auto,
+        collections=wanted.collections, tools=wanted.tools, skills=wanted.skills, served=served, auto=auto,
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     return await _started(request, state, chat_id, wanted, ask)
@@ -216,7 +224,7 @@ def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
     remote.limit(wanted.max_tokens)
     return RunSpec(
         wanted.place(), wanted.system_prompt(), sampling, max_tokens=wanted.max_tokens,
-        collections=wanted.collections, tools=wanted.tools, served=remote, user=user,
+        collections=wanted.collections, tools=wanted.tools, skills=wanted.skills, served=remote, user=user,
     )  # fmt: skip
 
 
@@ -225,6 +233,8 @@ async def _started(request: Request, state: AppState, chat_id: str, wanted: RunR
         started = await state.runs.start(chat_id, ask, _key(request, chat_id, wanted))
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
+    except UnknownSkill as error:
+        raise invalid("skills", str(error), "unknown_skill") from None
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
         raise ApiError(409, message, code="chat_busy") from None

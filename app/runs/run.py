@@ -76,6 +76,7 @@ class RunSpec:
     max_tokens: int | None = None
     collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
+    skills: Literal["all"] | list[str] | None = None  # that it may read; None: all, with tools that read them
     served: ServedModel | RemoteModel | None = None  # None: the default model
     auto: ModelCascade | None = None  # where several models may answer
     reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
@@ -83,7 +84,7 @@ class RunSpec:
 
     def params(self) -> Mapping[str, Any]:
         """All but the question and its user."""
-        names = ("system", "max_tokens", "collections", "tools")
+        names = ("system", "max_tokens", "collections", "tools", "skills")
         said = {**self.sampling, **{name: getattr(self, name) for name in names}}
         model = AUTO_NAME if self.auto is not None else None if self.served is None else self.served.name
         return {**said, "thinking": self.reasoning_config.thinks, "model": model, **self.reasoning_config.recorded()}

@@ -30,6 +30,7 @@ from app.runs.events import (
     ToolSource,
 )
 from reasoning.agent import Limits
+from tools.builtin.skills import ORIGIN as SKILLS
 from tools.call_policy import Decision, NeedsApproval
 from tools.context import Question
 from tools.errors import NotAnswered
@@ -76,7 +77,8 @@ class RunTools:
         self._waited_s = 0.0
         self._waits_since: float | None = None
         self._session = Session(
-            user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by)
+            user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by),
+            own={tool.name: tool for tool in offered if tool.origin == SKILLS},
         )  # fmt: skip
 
     @property
