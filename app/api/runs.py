@@ -23,7 +23,7 @@ from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
-from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
+from app.current_user import AppState, Asker, User, check_reasoning_scopes, check_scope
 from app.db.chat_exchange import MAX_IMAGES
 from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
@@ -172,7 +172,7 @@ async def start_run(
         check_scope(who, "documents")
     if wanted.tools is not None or wanted.skills:
         check_scope(who, "tools")
-    check_checker_scope(wanted.checker, who)
+    check_reasoning_scopes(wanted.checker, wanted.strategy_options, who)
     narrow(wanted.priority, wanted.deadline_s)
     output_limit(wanted.max_tokens)
     auto = state.models.auto if wanted.model == AUTO_NAME else None
@@ -185,6 +185,8 @@ async def start_run(
     reasoning_config = reduced_by_load(
         state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
     )
+    if reasoning_config.searches:
+        _check_research(wanted)
     for one in (served,) if auto is None else auto.steps:
         one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
     await _strip(wanted, served.images)
@@ -201,6 +203,22 @@ async def start_run(
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     return await _started(request, state, chat_id, wanted, ask)
+
+
+def _check_research(wanted: RunRequest) -> None:
+    """
+    Raises:
+        ApiError: 400: the run's strategy searches, and it has nothing to search in, or something it does not use.
+    """
+    if (wanted.strategy_options or {}).get("collections") is not None:
+        message = "strategy_options.collections is for requests without a field collections; accepted: that field."
+        raise invalid("strategy_options.collections", message)
+    if wanted.collections is None:
+        message = f'collections are missing, and {wanted.strategy!r} searches in them; accepted: "own", "all" or ids.'
+        raise invalid("collections", message, "missing_required_parameter")
+    for name in ("tools", "skills"):
+        if getattr(wanted, name):
+            raise invalid(name, f"{name} are given, and {wanted.strategy!r} calls none; accepted: no {name}.")
 
 
 async def _strip(wanted: RunRequest, images: RequestImages) -> None:
