@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -42,6 +42,7 @@ from app.openai.request_models import (
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
 from app.request_body import MAX_BODY_BYTES, JsonBody, parse
 from app.runs.live_runs import ChatBusy
+from app.runs.research import WEB_SEARCH
 from app.runs.run import RunSpec
 from app.runs.trace import lines
 from tools.skills import UnknownSkill
@@ -186,7 +187,7 @@ async def start_run(
         state.reasoning_resolver.of(wanted.asked(), served, user), served if auto is None else auto.steps[0]
     )
     if reasoning_config.searches:
-        _check_research(wanted)
+        _check_research(wanted, state.tool_service.names)
     for one in (served,) if auto is None else auto.steps:
         one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
     await _strip(wanted, served.images)
@@ -205,7 +206,7 @@ async def start_run(
     return await _started(request, state, chat_id, wanted, ask)
 
 
-def _check_research(wanted: RunRequest) -> None:
+def _check_research(wanted: RunRequest, there: Collection[str]) -> None:
     """
     Raises:
         ApiError: 400: the run's strategy searches, and it has nothing to search in, or something it does not use.
@@ -213,12 +214,17 @@ def _check_research(wanted: RunRequest) -> None:
     if (wanted.strategy_options or {}).get("collections") is not None:
         message = "strategy_options.collections is for requests without a field collections; accepted: that field."
         raise invalid("strategy_options.collections", message)
-    if wanted.collections is None:
-        message = f'collections are missing, and {wanted.strategy!r} searches in them; accepted: "own", "all" or ids.'
+    searches_web = wanted.tools is not None and WEB_SEARCH in (there if wanted.tools == "all" else wanted.tools)
+    if wanted.collections is None and not searches_web:
+        accepted = f'"own", "all" or ids, or tools with {WEB_SEARCH}'
+        message = f"collections are missing, and {wanted.strategy!r} searches in them; accepted: {accepted}."
         raise invalid("collections", message, "missing_required_parameter")
-    for name in ("tools", "skills"):
-        if getattr(wanted, name):
-            raise invalid(name, f"{name} are given, and {wanted.strategy!r} calls none; accepted: no {name}.")
+    if isinstance(wanted.tools, list) and (others := [name for name in wanted.tools if name != WEB_SEARCH]):
+        accepted = f"{WEB_SEARCH}, or all"
+        message = f"tools has {others[0]!r:.70}, which {wanted.strategy!r} does not call; accepted: {accepted}."
+        raise invalid("tools", message)
+    if wanted.skills:
+        raise invalid("skills", f"skills are given, and {wanted.strategy!r} reads none; accepted: no skills.")
 
 
 async def _strip(wanted: RunRequest, images: RequestImages) -> None:

@@ -25,6 +25,7 @@ from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
 from app.runs.prompt_builder import History
 from app.runs.rag import GENERATIVE, AnswerWay
+from app.runs.research import WEB_SEARCH
 from app.runs.run import Run, RunSpec
 from app.runs.run_tools import RunTools
 from engine.errors import EngineStopped
@@ -128,6 +129,8 @@ class Runs:
 
     async def _start(self, chat_id: str, ask: RunSpec, key: RunKey | None) -> Started:
         offered = self._tool_service.offered(ask.tools, ask.skills)
+        if ask.reasoning_config.searches:  # the others of "all" are the model's to call, and it calls none
+            offered = [tool for tool in offered if tool.name == WEB_SEARCH]
         if not isinstance(ask.served, RemoteModel):
             self._tool_service.check_skills(offered, ask.served or self._served)
         if isinstance(ask.collections, list):

@@ -189,8 +189,9 @@ class Run:
         searches = ask.reasoning_config.searches and not is_small_talk(history.question)
         if searches:
             self._research = DocumentResearch(
-                self._library, self._served, ask.user, history.question, among_of(ask.collections),
-                writes=self._way.kind == "generative", earlier=history.turns,
+                self._library, self._served, ask.user, history.question,
+                None if ask.collections is None else among_of(ask.collections),
+                writes=self._way.kind == "generative", earlier=history.turns, tools=self.tools,
             )  # fmt: skip
         elif ask.collections is not None and not is_small_talk(history.question):
             among = among_of(ask.collections)
@@ -219,11 +220,11 @@ class Run:
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
         reasoning_config = ask.reasoning_config
-        by_documents = reasoning_config.reads_documents or reasoning_config.searches
-        if found is None and not searches and ask.collections is not None and by_documents:  # small talk
+        reads = reasoning_config.reads_documents and ask.collections is not None
+        if found is None and not searches and (reads or reasoning_config.searches):  # small talk
             reasoning_config = replace(reasoning_config, strategy=None, options=None)
         self._reasoning_config = reasoning_config
-        specs = [] if self.tools is None else self.tools.specs
+        specs = [] if self.tools is None or searches else self.tools.specs
 
         async def make_remote(remote: RemoteModel) -> RemotePlan:
             return await plan_remote_run(
@@ -256,7 +257,7 @@ class Run:
                 self.log.append(RunReduced(models=[each.served.name for each in allowed]))
             plans, auto = await auto.with_remote(allowed, make_remote)
         loop = None
-        if self.tools is not None:
+        if self.tools is not None and not searches:
             limits = replace(self.tools.limits, tokens=min(plans[0].limit, self.tools.limits.tokens))
             loop = ToolLoop(self.tools, limits, self.tools.clock)
         pipeline = self._pipeline = AnswerPipeline(

@@ -145,6 +145,49 @@ def stuck_at_the_mill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DocumentResearch, "find", slow)
 
 
+WEB = '''
+from ponder import Context, Source, tool
+
+PAGES = {
+    "dam": ("Dams", "https://example.org/dams", "The dam of Orsk was finished in 1931. It is high."),
+    "mill": ("Mills", "https://example.org/mills", "Many mills stand there. The mill of Kel has nine wheels."),
+}
+
+@tool(permission="network", approval="never")
+def web_search(ctx: Context, query: str, count: int = 5) -> str:
+    """Search the web."""
+    for word, (title, url, text) in PAGES.items():
+        if word in query:
+            ctx.cite(Source(title, url=url, text=text))
+    return "found"
+'''
+
+
+def test_the_web_is_searched_where_the_run_allows_it(shelf: Server, ana: httpx.Client) -> None:
+    (shelf.data / "plugins").mkdir(exist_ok=True)
+    plugin = shelf.data / "plugins" / "web.py"
+    plugin.write_text(WEB)
+    try:
+        shelf.until(lambda _: "web_search" in str(ana.get("/api/tools").json()["tools"]))
+        log = answered(ana, collections=None, tools="all")
+        calls = of_type(log, "tool.result")
+        assert [call["name"] for call in calls] == ["web_search"] * 2 and not of_type(log, "approval.requested")
+        text = text_of(log)
+        assert "The dam of Orsk was finished in 1931. [S" in text and "The mill of Kel has nine wheels. [S" in text
+        cited = [ref["citations"][0] for ref in of_type(log, "citation.ref") if ref["citations"]]
+        assert sorted(each["title"] for each in cited) == [
+            "Dams (https://example.org/dams)", "Mills (https://example.org/mills)",
+        ]  # fmt: skip
+        assert all(each["document"] < 0 for each in cited)
+        upload(ana, DAM)
+        both = answered(ana, "When was the dam of Orsk finished?", tools=["web_search"])
+        titles = [source["title"] for source in of_type(both, "citation.sources")[0]["sources"]]
+        assert titles == ["dam.txt", "Dams (https://example.org/dams)"]
+    finally:
+        plugin.unlink()
+        shelf.until(lambda _: "web_search" not in str(ana.get("/api/tools").json()["tools"]))
+
+
 @pytest.mark.usefixtures("library")
 def test_small_talk_is_answered_without_research(ana: httpx.Client) -> None:
     log = answered(ana, "hello", max_tokens=4)
@@ -155,7 +198,9 @@ def test_small_talk_is_answered_without_research(ana: httpx.Client) -> None:
     ("fields", "param", "told"),
     [
         ({"collections": None}, "collections", 'accepted: "own", "all" or ids'),
-        ({"tools": "all"}, "tools", "accepted: no tools"),
+        ({"collections": None, "tools": "all"}, "collections", "or tools with web_search"),
+        ({"tools": ["calculator"]}, "tools", "does not call; accepted: web_search, or all"),
+        ({"skills": "all"}, "skills", "accepted: no skills"),
         ({"strategy_options": {"collections": "own"}}, "strategy_options.collections", "accepted: that field"),
         ({"strategy_options": {"questions": 17}}, "strategy_options.questions", "less than or equal to 16"),
         ({"strategy_options": {"searches": 0}}, "strategy_options.searches", "greater than or equal to 1"),
