@@ -144,11 +144,12 @@ class DocumentResearch:
     def _labelled(self, source: PromptSource) -> PromptSource:
         """The source under a label of its own, or the one that is there for the same place."""
         place = source.document, source.start, source.end
-        known = next((each for each in self._sources if (each.document, each.start, each.end) == place), None)
-        if known is None:
-            known = replace(source, label=f"S{len(self._sources) + 1}")
-            self._sources.append(known)
-        return known
+        for at, known in enumerate(self._sources):
+            if (known.document, known.start, known.end) == place:
+                self._sources[at] = replace(known, score=max(known.score, source.score))
+                return self._sources[at]
+        self._sources.append(replace(source, label=f"S{len(self._sources) + 1}"))
+        return self._sources[-1]
 
 
 async def document_research(

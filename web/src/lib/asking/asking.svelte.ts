@@ -1,5 +1,5 @@
 /** How the next answers are to be made: chosen on the page, kept in this browser, held against what the server has. */
-import { ApiError, getCollections, getModels, getStrategies, getTools, type Wishes } from "../api";
+import { ApiError, getCollections, getModels, getStrategies, getTools, type SkillInfo, type Wishes } from "../api";
 import {
   DEFAULT,
   differs,
@@ -30,6 +30,7 @@ export class Asking {
   settings = $state.raw<Settings>(DEFAULT);
   known = $state.raw<Known>(NOTHING);
   off = $state.raw<readonly Off[]>([]);
+  skills = $state.raw<readonly SkillInfo[]>([]);
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
@@ -56,6 +57,7 @@ export class Asking {
       collections: collections?.filter(({ documents }) => documents > 0) ?? this.known.collections,
     };
     if (tools !== null) {
+      this.skills = tools.skills ?? [];
       this.off = [
         ...Object.entries(tools.off).map(([name, why]) => ({ name, why })),
         ...tools.faults.map(({ origin, message }) => ({ name: origin, why: message })),
