@@ -106,6 +106,21 @@ async def test_tokens_of_plans_and_notes_have_a_limit(engine: Engine, questions:
     assert ended.ended != "tokens" or text_of(items).startswith(f"{PARTIAL} the limit of tokens was reached")
 
 
+async def test_notes_side_by_side_stay_within_the_tokens_together(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def plan(self: Any) -> list[str]:
+        return [] if self.asked else ["one", "two", "three"]
+
+    monkeypatch.setattr("reasoning.deep_research._Research.plan", plan)
+    ctx = context(engine, search=Shelf(), variables={"forever": True})  # answers that only a limit ends
+    options = ResearchOptions(tokens=100, note_tokens=80)
+    items = await run(engine, deep_research, options, context=replace(ctx, span=replace(ctx.span, max_tokens=400)))
+    (ended,) = [item for item in items if isinstance(item, SearchEnded)]
+    assert 80 < ended.written <= 100 and ended.ended == "tokens"
+    assert text_of(items).startswith(f"{PARTIAL} the limit of tokens was reached")
+
+
 async def test_searches_have_a_limit_and_run_side_by_side_within_the_quota(engine: Engine) -> None:
     shelf = Shelf(writes=False, parts=tuple(f"question {number}" for number in range(6)))
     items = await researched(engine, shelf, StrategyQuota(branches=2), questions=6, searches=4)
