@@ -27,12 +27,25 @@ if TYPE_CHECKING:
         TokenLogprob,
     )
     from engine.beam_search import beam_search
+    from engine.structured_output.layout import Constrained
+    from engine.structured_output.spec import JsonSchema
     from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, accept, prefill
     from reasoning.dialogue import ChatFormat, after_answer
     from reasoning.strategy import Context as StrategyContext
-    from reasoning.strategy import ContextDocument, Event, Options, Spent, Yields, refuse_fields, strategy
+    from reasoning.strategy import (
+        ContextDocument,
+        Event,
+        FoundPassage,
+        Options,
+        SearchSource,
+        Spent,
+        Yields,
+        refuse_fields,
+        strategy,
+    )
     from reasoning.thinking import Answering, Markers, Piece, empty_thinking, think_and_answer
     from reasoning.tree import Asking, Problem, Reply, SearchEnded, Thought, TreeOptions
+    from reasoning.tree.nodes import NodeAdded, NodeChosen, NodePruned, NodeScored
     from reasoning.tree.search import search  # by its own module: the package has one of that name
     from reasoning.verify import read_labels, run_check, verifier
     from reasoning.written import pieces_of
@@ -52,6 +65,7 @@ __all__ = [
     "CandidateDone",
     "Candidates",
     "ChatFormat",
+    "Constrained",
     "Context",
     "ContextDocument",
     "ContextLengthExceeded",
@@ -61,8 +75,14 @@ __all__ = [
     "Event",
     "FakeContext",
     "FinishReason",
+    "FoundPassage",
     "InvalidParameter",
+    "JsonSchema",
     "Markers",
+    "NodeAdded",
+    "NodeChosen",
+    "NodePruned",
+    "NodeScored",
     "NotAnswered",
     "NotProvided",
     "Options",
@@ -74,6 +94,7 @@ __all__ = [
     "Sampling",
     "ScriptedModel",
     "SearchEnded",
+    "SearchSource",
     "Sequence",
     "Source",
     "Span",
@@ -128,11 +149,24 @@ _NAMES_BY_MODULE = {
         "Tokenizer",
     ],
     "engine.beam_search": ["beam_search"],
+    "engine.structured_output.layout": ["Constrained"],
+    "engine.structured_output.spec": ["JsonSchema"],
     "reasoning.candidate": ["Candidate", "CandidateChosen", "CandidateDone", "Candidates", "accept", "prefill"],
     "reasoning.dialogue": ["ChatFormat", "after_answer"],
-    "reasoning.strategy": ["ContextDocument", "Event", "Options", "Spent", "Yields", "refuse_fields", "strategy"],
+    "reasoning.strategy": [
+        "ContextDocument",
+        "Event",
+        "FoundPassage",
+        "Options",
+        "SearchSource",
+        "Spent",
+        "Yields",
+        "refuse_fields",
+        "strategy",
+    ],
     "reasoning.thinking": ["Answering", "Markers", "Piece", "empty_thinking", "think_and_answer"],
     "reasoning.tree": ["Asking", "Problem", "Reply", "SearchEnded", "Thought", "TreeOptions", "search"],
+    "reasoning.tree.nodes": ["NodeAdded", "NodeChosen", "NodePruned", "NodeScored"],
     "reasoning.verify": ["read_labels", "run_check", "verifier"],
     "reasoning.written": ["pieces_of"],
     "tools.context": ["Context", "Depends", "Question", "Source"],

@@ -33,14 +33,19 @@ def check_scope(who: Principal, scope: KeyScope) -> None:
         raise out_of_scope(who, scope)
 
 
-def check_checker_scope(checker: Mapping[str, Any] | None, who: Principal) -> None:
-    """Requires the scope of tools where a request's checker runs one. Any: JSON.
+def check_reasoning_scopes(
+    checker: Mapping[str, Any] | None, options: Mapping[str, Any] | None, who: Principal
+) -> None:
+    """Requires the scope of tools where a request's checker runs one, and that of documents where its strategy's
+    options name collections. Any: JSON.
 
     Raises:
         ApiError: 403.
     """
     if checker is not None and checker.get("type") in ("python", "tool"):
         check_scope(who, "tools")
+    if options is not None and options.get("collections") is not None:
+        check_scope(who, "documents")
 
 
 async def user_of(who: Annotated[Principal, Depends(who_of)]) -> str:

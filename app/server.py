@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from app import errors, ollama, openai, openapi
 from app.admission import Admission, AdmissionGate
 from app.answering.model_registry import ModelRegistry
-from app.answering.reasoning_config import ReasoningResolver
+from app.answering.reasoning_config import Collections, ReasoningResolver
 from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolRanker, ToolSelector
 from app.answering.tool_service import ToolService
@@ -51,11 +51,13 @@ from app.openai import responses
 from app.page import mount_page
 from app.runs.document_answers import DocumentAnswers
 from app.runs.live_runs import Runs
+from app.runs.research import DocumentResearch, document_research
 from app.sequences import persistence
 from app.sequences.registry import Sequences
 from app.state import State
 from engine.errors import EngineRestarting, EngineStopped
 from reasoning.agent import Limits
+from retrieval.records import among_of
 
 if TYPE_CHECKING:
     from engine import Engine
@@ -125,6 +127,13 @@ def create_app(
             tool_service = await closing.enter_async_context(ToolService(settings, shelf))
             state.reasoning_resolver.checkers.tool_service = tool_service
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
+
+            async def research(served: ServedModel, user: str, question: str, named: Collections) -> DocumentResearch:
+                writes = document_answers.way(served).kind == "generative"
+                return await document_research(shelf, served, user, question, among_of(named), writes=writes)
+
+            state.reasoning_resolver.searches.make = research
+            await asyncio.to_thread(tool_service.tell_skills, models)
             runs = Runs(
                 models.default,
                 state.thoughts,

@@ -7,9 +7,9 @@ there are, nor of HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -43,10 +43,11 @@ class Options(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class StrategyQuota:
-    """Limits of one answer: sequences side by side, and nodes of a search."""
+    """Limits of one answer: sequences side by side, nodes of a search, and seconds."""
 
     branches: int = 64
     nodes: int = 2_000
+    seconds: float = 600.0
 
 
 Check = Callable[[str], float | Awaitable[float]]  # scores an answer's text from 0 to 1
@@ -62,12 +63,51 @@ class ContextDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundPassage:
+    """A passage that a search found. `label` is its source's in the whole answer, `quotes` are its sentences that
+    answer best, word for word; `score`: how well it answers, 0 to 1."""
+
+    label: str
+    title: str
+    text: str
+    score: float
+    quotes: tuple[str, ...] = ()
+
+
+class SearchSource(Protocol):
+    """The host's search for a strategy, in what the request allows. `question` is the user's, `parts` are the questions
+    that it consists of; `writes`: the model is able to write from passages."""
+
+    question: str
+    parts: Sequence[str]
+    writes: bool
+
+    async def find(self, query: str, limit: int) -> Sequence[FoundPassage]:
+        """Returns up to `limit` passages that seem to answer, the best first."""
+        ...
+
+    async def supported(self, text: str, labels: Sequence[str]) -> str:
+        """Returns the sentences of a text that passages support, with their labels. `labels`: of the passages; none for
+        all that were found so far."""
+        ...
+
+    def noted(self, question: str, text: str) -> None:
+        """Hears the answer to a question, so that a stop keeps it."""
+        ...
+
+    def references(self, report: str) -> str:
+        """Returns the list of the sources that a report cites; nothing where the host shows them by itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """The context of a strategy beside the sequence.
 
     `span` is the answer's: sampling, stops, constraint, and `max_tokens` (always set) for thinking and answer together.
     With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` scores an answer's text,
-    where the request brings one. `documents` are there where the answer rests on some.
+    where the request brings one. `documents` are there where the answer rests on some, `search` where there is
+    something to search in.
     `problem` is a task for a search, see `reasoning.tree`. `variables` are the chat template's.
     """
 
@@ -79,6 +119,7 @@ class Context:
     calls: bool = False
     checker: Check | None = None
     documents: tuple[ContextDocument, ...] = ()
+    search: SearchSource | None = None
     problem: Any = None  # Any: a Problem with states of any type
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
     quota: StrategyQuota = field(default_factory=StrategyQuota)
@@ -104,8 +145,8 @@ class Strategy(Generic[OptionsT]):
     """`run(seq, context, options)` yields the answer's pieces, the last one with a finish reason, and events.
 
     It works on `seq` and may fork it: forks are closed when it ends. The tokens it leaves in `seq` are the turn.
-    `takes_checker` says whether it asks the request's checker, given its options, and `takes_documents` whether it
-    reads the context's documents: preparing their prompts takes time.
+    `takes_checker` says whether it asks the request's checker, given its options, `takes_documents` whether it reads
+    the context's documents: preparing their prompts takes time. `takes_search`: it searches by itself.
     """
 
     name: str
@@ -114,6 +155,7 @@ class Strategy(Generic[OptionsT]):
     origin: str = "ponder"
     takes_checker: Callable[[OptionsT], bool] = lambda _: False
     takes_documents: bool = False
+    takes_search: bool = False
 
     @property
     def about(self) -> str:
@@ -127,10 +169,13 @@ def strategy(
     *,
     takes_checker: Callable[[OptionsT], bool] = lambda _: False,
     takes_documents: bool = False,
+    takes_search: bool = False,
 ) -> Callable[[Callable[[EngineSequence, Context, OptionsT], Yields]], Strategy[OptionsT]]:
     """Makes a strategy of an async generator function; a request's checker is refused unless it `takes_checker`."""
 
     def made(run: Callable[[EngineSequence, Context, OptionsT], Yields]) -> Strategy[OptionsT]:
-        return Strategy(name, options, run, takes_checker=takes_checker, takes_documents=takes_documents)
+        return Strategy(
+            name, options, run, takes_checker=takes_checker, takes_documents=takes_documents, takes_search=takes_search
+        )
 
     return made

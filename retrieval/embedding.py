@@ -6,13 +6,14 @@ trained with a prompt before each query or passage ("query: …"); it is put the
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +105,8 @@ class SentenceEmbedder:
 
     @property
     def leading(self) -> int:
-        special = set(self._model.tokenizer.all_special_ids)
-        return next(at for at, token in enumerate(self._model.tokenizer("a")["input_ids"]) if token not in special)
+        special = set(self._tokenizer.all_special_ids)
+        return next(at for at, token in enumerate(self._tokenizer("a")["input_ids"]) if token not in special)
 
     @cached_property
     def _model(self) -> SentenceTransformer:
@@ -127,8 +128,15 @@ class SentenceEmbedder:
                 pack(model)
         return model
 
+    @cached_property
+    def _tokenizer(self) -> Any:  # transformers' tokenizer
+        """A tokenizer beside the model's own, whose truncation and padding a forward pass of another thread changes."""
+        tokenizer = copy.deepcopy(self._model.tokenizer)
+        tokenizer("a", truncation=False, padding=False)  # from now on no call changes it
+        return tokenizer
+
     def pieces(self, texts: Sequence[str]) -> list[list[tuple[int, int]]]:
-        tokenizer = self._model.tokenizer
+        tokenizer = self._tokenizer
         if not texts:
             return []
         encoded = tokenizer(
@@ -139,12 +147,12 @@ class SentenceEmbedder:
 
     @property
     def vocabulary(self) -> int:
-        return len(self._model.tokenizer)
+        return len(self._tokenizer)
 
     def text_of(self, ids: Sequence[int]) -> str | None:
         from tokenizers import decoders
 
-        tokenizer = self._model.tokenizer
+        tokenizer = self._tokenizer
         around = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         tokens = tokenizer.convert_ids_to_tokens([id for id in ids if id not in around])
         decoder = tokenizer.backend_tokenizer.decoder

@@ -67,7 +67,7 @@ class Executor:
         outcomes = list[Outcome]()
         together = list[Call]()
         for call in calls:
-            tool = self.registry.get(call.name)
+            tool = self._tool(call, session)
             if tool is None or not tool.has_effects:
                 together.append(call)
                 continue
@@ -134,7 +134,7 @@ class Executor:
         known = await asyncio.to_thread(self.journal.look, *key, mark)
         if known is not None and known.outcome is not None:
             return replace(_OUTCOME.validate_json(known.outcome), replayed=True)
-        tool = self.registry.get(call.name)
+        tool = self._tool(call, session)
         if known is not None and (tool is None or not tool.idempotent):
             return _interrupted(call)
         outcome = await self._checked(call, tool, arguments, session, tainted, tell)
@@ -214,6 +214,9 @@ class Executor:
         """The tools with descriptions that may have asked for this call: those of other origins, written by others."""
         shown = self.registry if session.offered is None else session.offered
         return frozenset(each.name for each in shown if each.foreign and each.origin != tool.origin)
+
+    def _tool(self, call: Call, session: Session) -> Tool | None:
+        return session.own.get(call.name) or self.registry.get(call.name)
 
     def _kept(self, tool: Tool, user: str, arguments: Mapping[str, Any]) -> Result | None:
         if not tool.cache_s:

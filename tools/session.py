@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from tools.call_policy import Decision, NeedsApproval
@@ -15,7 +15,8 @@ class Session:
     """A run's side of its calls. `tainted_by` grows with the tools with untrusted output that the run has read.
 
     `approve` and `ask` reach a person; None where nobody can be reached, so that a call that needs approval is denied.
-    `offered` are the tools in the model's prompt; None is any that there is.
+    `offered` are the tools in the model's prompt; None is any that there is. `own` are tools as this run alone has
+    them, by name, in the place of the registry's.
     """
 
     user: str
@@ -25,3 +26,4 @@ class Session:
     ask: Ask | None = None
     tainted_by: set[str] = field(default_factory=set)
     offered: Collection[Tool] | None = None
+    own: Mapping[str, Tool] = field(default_factory=dict)

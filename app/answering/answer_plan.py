@@ -20,7 +20,7 @@ from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
 from reasoning.agent import NEVER, Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
-from reasoning.strategy import ContextDocument, Event
+from reasoning.strategy import ContextDocument, Event, SearchSource
 from reasoning.thinking import Piece, plain
 from reasoning.turn import Turn
 
@@ -70,6 +70,7 @@ class AnswerPlan:
     answer_tokens: int | None = None
     selected: SelectedCall | None = None
     documents: tuple[ContextDocument, ...] = ()  # for a strategy that takes them
+    search: SearchSource | None = None  # for a strategy that searches
     render: Render | None = None
     seen: Sequence[object] = ()  # messages with images: the engine knows those while they are kept
 
@@ -106,7 +107,13 @@ class AnswerPlan:
     def generator(self, on_event: Callable[[Event], None] = lambda event: None) -> AnswerGenerator:
         """Returns the generator of the answer's turns; `on_event` hears the events of its strategy."""
         return AnswerGenerator(
-            self.reasoning_config, self.served, self.variables, on_event, self.answer_tokens, self.documents
+            self.reasoning_config,
+            self.served,
+            self.variables,
+            on_event,
+            self.answer_tokens,
+            self.documents,
+            self.search,
         )
 
     def generate(

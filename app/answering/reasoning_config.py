@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from app.admission.request_budget import RequestBudget
 from app.answering.checkers import Checkers
@@ -20,8 +20,19 @@ from app.errors import invalid
 from engine.errors import InvalidParameter
 from engine.params import Span
 from reasoning.budget import BudgetForcing, ThinkingBudget
+from reasoning.deep_research import ResearchOptions
 from reasoning.strategies import TIMEOUT_S, Strategies, run_strategy
-from reasoning.strategy import Check, Context, ContextDocument, Event, Options, Strategy, StrategyQuota, Yields
+from reasoning.strategy import (
+    Check,
+    Context,
+    ContextDocument,
+    Event,
+    Options,
+    SearchSource,
+    Strategy,
+    StrategyQuota,
+    Yields,
+)
 from reasoning.thinking import Markers, Piece, empty_thinking, think_and_answer
 
 if TYPE_CHECKING:
@@ -50,6 +61,36 @@ class ReasoningRequest:
     checker: Mapping[str, Any] | None = None
 
 
+Collections = Literal["own", "all"] | list[int]
+
+
+@dataclass(slots=True)
+class Searches:
+    """Makes the searches of strategies for an API's requests: (model, user, question, collections). `make` is there
+    where the documents are, in the primary process."""
+
+    make: Callable[[ServedModel, str, str, Collections], Awaitable[SearchSource]] | None = None
+
+    async def of(
+        self, config: ReasoningConfig, served: ServedModel, user: str, messages: Sequence[Mapping[str, Any]]
+    ) -> SearchSource | None:
+        """Returns the search that a request's strategy asks for, None where it asks for none. Any: JSON.
+
+        Raises:
+            ApiError: 400: this process has no documents.
+            NotFound: there is no such collection.
+        """
+        options = config.options
+        if not isinstance(options, ResearchOptions) or options.collections is None:
+            return None
+        if self.make is None:
+            raise invalid(
+                "strategy", "deep_research needs documents, which API workers lack; accepted: api_workers = 1."
+            )
+        asked = messages[-1].get("content") if messages and messages[-1].get("role") == "user" else ""
+        return await self.make(served, user, asked if isinstance(asked, str) else "", options.collections)
+
+
 @dataclass(frozen=True, slots=True)
 class ReasoningResolver:
     """The server's side of thinking: the budgets that efforts stand for, the strategies, and their limits."""
@@ -59,6 +100,7 @@ class ReasoningResolver:
     quota: StrategyQuota = field(default_factory=StrategyQuota)
     seconds: float = TIMEOUT_S  # of a strategy
     checkers: Checkers = field(default_factory=Checkers)
+    searches: Searches = field(default_factory=Searches)
 
     def of(self, asked: ReasoningRequest, served: ServedModel, user: str) -> ReasoningConfig:
         """Checks the request of `user`.
@@ -110,7 +152,7 @@ class ReasoningResolver:
         strategies.load_entry_points()
         for origin, why in strategies.faults.items():
             log.warning("The strategies of %s were not loaded: %s", origin, why)
-        quota = StrategyQuota(settings.strategy_branches, settings.strategy_nodes)
+        quota = StrategyQuota(settings.strategy_branches, settings.strategy_nodes, settings.strategy_seconds)
         return cls(strategies, {**BUDGETS, **settings.efforts}, quota, settings.strategy_seconds)
 
     def _checker(
@@ -180,6 +222,11 @@ class ReasoningConfig:
     def reads_documents(self) -> bool:
         """Returns whether the strategy works on documents."""
         return self.strategy is not None and self.strategy.takes_documents
+
+    @property
+    def searches(self) -> bool:
+        """Returns whether the strategy searches by itself."""
+        return self.strategy is not None and self.strategy.takes_search
 
     def check(self, *, answers: int = 1) -> None:
         """
@@ -262,9 +309,12 @@ class AnswerGenerator:
         on_event: Callable[[Event], None] = lambda event: None,
         answer_tokens: int | None = None,
         documents: tuple[ContextDocument, ...] = (),
+        search: SearchSource | None = None,
     ) -> None:
-        """`answer_tokens`: at most so many tokens of a turn are no thinking. `documents` are for a strategy."""
+        """`answer_tokens`: at most so many tokens of a turn are no thinking. `documents` and `search` are for a
+        strategy."""
         self._documents = documents
+        self._search = search
         self._reasoning_config = reasoning_config
         self._answer_tokens = answer_tokens
         self._served = served
@@ -324,8 +374,8 @@ class AnswerGenerator:
         reasoning_config, tokenizer = self._reasoning_config, self._served.engine.tokenizer
         context = Context(
             tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
-            checker=reasoning_config.checker, documents=self._documents, variables=self._variables,
-            quota=reasoning_config.quota,
+            checker=reasoning_config.checker, documents=self._documents, search=self._search,
+            variables=self._variables, quota=reasoning_config.quota,
         )  # fmt: skip
         running = run_strategy(chosen, seq, context, reasoning_config.options, timeout_s=reasoning_config.seconds)
         try:

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
+from app.answering.served_model import ServedModel
 from app.config import Settings
+from app.errors import invalid
 from retrieval.browse import Browser
 from tools.builtin.notes import Notebook
+from tools.builtin.skills import ORIGIN as SKILLS
+from tools.builtin.skills import READ, RUN, skill_tools
 from tools.call_policy import CallPolicy
 from tools.executor import Executor
 from tools.grants import SqliteGrants
@@ -22,7 +28,8 @@ from tools.journal import SqliteJournal
 from tools.mcp import mcp_servers
 from tools.options import Permission
 from tools.plugins import PluginFolder
-from tools.registry import Registry
+from tools.registry import Fault, Registry
+from tools.skills import Skill, SkillLibrary
 from tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
 GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute")
 
 BUILT_IN = "built in"
+SKILLS_SHARE = 1 / 4  # of a model's context that the list of skills may take
+
+log = logging.getLogger("ponder")
 
 
 class UnknownTool(LookupError):
@@ -50,6 +60,8 @@ class ToolService:
         self._journal = SqliteJournal(folder / "calls.db")
         self.executor = Executor(self.registry, policy, self._journal)
         self.plugins = PluginFolder(settings.plugins or folder / "plugins", self.registry)
+        self.skills = SkillLibrary(settings.skills)
+        self._runs_scripts = False
         if library is not None:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
         self.off: dict[str, str] = {}  # missing tools, and their remedies
@@ -68,6 +80,9 @@ class ToolService:
         here = builtin_tools(BuiltinConfig(self._notes, attached, self._settings.web, self._settings.searxng))
         self.off |= here.off
         self.registry.add(*here.tools, documents, origin=BUILT_IN)
+        for fault in self.skills.faults:
+            log.warning("The skill %s is not loaded: %s", fault.folder, " ".join(fault.problems))
+        self.registry.add(*self._skill_tools(list(self.skills)))
         self.registry.load_entry_points()
         await self._closing.enter_async_context(mcp_servers(self._settings.mcp, self.registry, os.environ))
         self._opening = asyncio.create_task(self._open_python(), name="sandbox")
@@ -96,7 +111,7 @@ class ToolService:
         """Python for models, once this system's sandbox is probed: some hundred milliseconds."""
         await self._open_small_python()
         if not self._settings.sandbox:
-            self.off["python"] = "The sandbox is switched off."
+            self._sandbox_off("The sandbox is switched off.")
             return
         from tools.builtin.python import python
         from tools.sandbox import Sandbox, SandboxConfig, SandboxUnavailable, check
@@ -104,16 +119,26 @@ class ToolService:
         config = SandboxConfig()
         support = await check(config)
         if not support.ok:
-            self.off["python"] = " ".join(support.reasons)
+            self._sandbox_off(" ".join(support.reasons))
             return
         try:
             sandbox = await Sandbox.open(config)
         except SandboxUnavailable as error:
-            self.off["python"] = " ".join(error.reasons)
+            self._sandbox_off(" ".join(error.reasons))
             return
         self._closing.push_async_callback(sandbox.close)
         self.registry.provide(Sandbox, sandbox)
         self.registry.add(python, origin=BUILT_IN)
+        self._runs_scripts = True
+        self.registry.replace(SKILLS, self._skill_tools(list(self.skills)))
+
+    def _sandbox_off(self, reason: str) -> None:
+        self.off["python"] = reason
+        if len(self.skills):
+            self.off[RUN] = reason
+
+    def _skill_tools(self, skills: Sequence[Skill]) -> list[Tool]:
+        return skill_tools(self.skills, skills, scripts=self._runs_scripts)
 
     async def _open_small_python(self) -> None:
         """The part of Python that needs no sandbox, for small pure code. It is never put in the other's place."""
@@ -145,15 +170,67 @@ class ToolService:
         """Returns the names of the tools that there are."""
         return {tool.name for tool in self.registry}
 
-    def offered(self, wanted: Literal["all"] | Sequence[str]) -> list[Tool]:
-        """The tools of these names, in the order of names, so that a prompt repeats.
+    @property
+    def faults(self) -> list[Fault]:
+        """Returns the tools and skills that could not be loaded, without the folders' places."""
+        skills = [Fault(f"skill {Path(each.folder).name}", " ".join(each.problems)) for each in self.skills.faults]
+        return [*self.registry.faults, *skills]
+
+    def offered(
+        self, wanted: Literal["all"] | Sequence[str] | None, skills: Literal["all"] | Sequence[str] | None = None
+    ) -> list[Tool]:
+        """The tools of these names, in the order of names, so that a prompt repeats. `skills`: those that the tools of
+        skills have; None for all, where these tools are wanted.
 
         Raises:
             UnknownTool: there is none of a name.
+            UnknownSkill: there is no skill of a name.
         """
+        tools = [] if wanted is None else self._named(wanted)
+        if skills is None:
+            return tools
+        chosen = self.skills.names if skills == "all" else skills
+        own = self._skill_tools(self.skills.chosen(chosen))
+        return sorted([*(tool for tool in tools if tool.origin != SKILLS), *own], key=lambda tool: tool.name)
+
+    def check_skills(self, offered: Iterable[Tool], served: ServedModel) -> None:
+        """
+        Raises:
+            ApiError: the list of skills among the tools takes more of the model's context than it may.
+        """
+        for tool in offered:
+            most = int(SKILLS_SHARE * served.engine.max_model_len)
+            if tool.origin == SKILLS and tool.name == READ and (tokens := _tokens(tool, served)) > most:
+                raise invalid(
+                    "skills", f"The list of skills has {tokens} tokens, and the context of {served.name} is "
+                    f"{served.engine.max_model_len}; accepted: fewer skills, with at most {most} tokens together, or "
+                    "tools without read_skill.", "skills_too_long",
+                )  # fmt: skip
+
+    def tell_skills(self, models: Iterable[ServedModel]) -> None:
+        """Logs the tokens of the list of all skills for each model, as a warning where they are too many."""
+        for served in models:
+            for tool in self.registry:
+                if tool.origin != SKILLS or tool.name != READ:
+                    continue
+                tokens, most = _tokens(tool, served), int(SKILLS_SHARE * served.engine.max_model_len)
+                if tokens > most:
+                    log.warning(
+                        "The list of %d skills has %d tokens, and %s may have %d of them in its prompt; its requests "
+                        "have to name fewer skills", len(self.skills), tokens, served.name, most,
+                    )  # fmt: skip
+                else:
+                    log.info("The list of %d skills has %d tokens for %s", len(self.skills), tokens, served.name)
+
+    def _named(self, wanted: Literal["all"] | Sequence[str]) -> list[Tool]:
         if wanted == "all":
             return sorted(self.registry, key=lambda tool: tool.name)
         if unknown := sorted(set(wanted) - self.names):
             near = self.registry.near(unknown[0]) or sorted(self.names)
             raise UnknownTool(f"There is no tool {unknown[0]!r:.70}; accepted: {', '.join(near) or 'none, yet'}.")
         return sorted((tool for tool in self.registry if tool.name in set(wanted)), key=lambda tool: tool.name)
+
+
+def _tokens(tool: Tool, served: ServedModel) -> int:
+    """Returns the tokens of a tool's description."""
+    return len(served.engine.tokenizer.encode(tool.description))

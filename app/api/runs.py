@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -26,7 +26,7 @@ from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
-from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
+from app.current_user import AppState, Asker, User, check_reasoning_scopes, check_scope
 from app.db.chat_exchange import MAX_IMAGES
 from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
@@ -45,9 +45,11 @@ from app.openai.request_models import (
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
 from app.request_body import MAX_BODY_BYTES, JsonBody, checked, parse
 from app.runs.live_runs import ChatBusy
+from app.runs.research import WEB_SEARCH
 from app.runs.run import RunSpec
 from app.runs.trace import lines
 from app.state import State
+from tools.skills import UnknownSkill
 
 router = APIRouter(prefix="/api", tags=["Runs"], dependencies=[ONLY_KNOWN])
 
@@ -96,6 +98,12 @@ class ChatSettings(BaseModel):
     )
     tools: Literal["all"] | Annotated[list[str], Field(min_length=1, max_length=128)] | None = Field(
         None, description='"all", or a list of 1 to 128 tools\' names: what the model may call'
+    )
+
+    skills: Literal["all"] | Annotated[list[str], Field(max_length=1000)] | None = Field(
+        None,
+        description='"all", or a list of up to 1000 skills\' names: what the model may read; left out, all where tools '
+        "has read_skill",
     )
 
     def asked(self) -> ReasoningRequest:
@@ -192,9 +200,9 @@ async def start_run(
     wanted = given.completed(chat["settings"] or {})
     if wanted.collections is not None:
         check_scope(who, "documents")
-    if wanted.tools is not None:
+    if wanted.tools is not None or wanted.skills:
         check_scope(who, "tools")
-    check_checker_scope(wanted.checker, who)
+    check_reasoning_scopes(wanted.checker, wanted.strategy_options, who)
     narrow(wanted.priority, wanted.deadline_s)
     output_limit(wanted.max_tokens)
     if (remote := state.models.remotes.get(wanted.model or "")) is not None:
@@ -206,6 +214,8 @@ async def start_run(
     reasoning_config = reduced_by_load(
         _reasoning_config(state, wanted, served, auto, user), served if auto is None else auto.steps[0]
     )
+    if reasoning_config.searches:
+        _check_research(wanted, state.tool_service.names)
     for one in (served,) if auto is None else auto.steps:
         one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
     await _strip(wanted, served.images)
@@ -213,7 +223,7 @@ async def start_run(
         await _check_length(wanted.content, state.models if auto is not None else [served])
     ask = RunSpec(
         wanted.place(), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
-        collections=wanted.collections, tools=wanted.tools, served=served, auto=auto,
+        collections=wanted.collections, tools=wanted.tools, skills=wanted.skills, served=served, auto=auto,
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
     return await _started(state, chat_id, key, ask)
@@ -240,8 +250,9 @@ def _reasoning_config(
     reasoning_config = state.reasoning_resolver.of(wanted.asked(), served, user)
     if auto is not None:
         reasoning_config.check_routed()
-        if wanted.tools is not None:
-            raise invalid("tools", "tools are asked for of 'auto'; accepted: the name of one model beside tools.")
+        for name in ("tools", "skills"):
+            if getattr(wanted, name):
+                raise invalid(name, f"{name} are asked for of 'auto'; accepted: the name of one model beside {name}.")
     return reasoning_config
 
 
@@ -274,14 +285,36 @@ async def check_settings(state: State, user: str, settings: ChatSettings) -> dic
     else:
         served, auto = _models_of(state, settings)
         _reasoning_config(state, settings, served, auto, user)
-    if settings.tools is not None:
-        try:
-            state.tool_service.offered(settings.tools)
-        except UnknownTool as error:
-            raise invalid("tools", str(error), "unknown_tool") from None
+    try:
+        state.tool_service.offered(settings.tools, settings.skills)
+    except UnknownTool as error:
+        raise invalid("tools", str(error), "unknown_tool") from None
+    except UnknownSkill as error:
+        raise invalid("skills", str(error), "unknown_skill") from None
     if isinstance(settings.collections, list):
         await asyncio.to_thread(state.library.rights.readable, user, settings.collections)
     return settings.kept()
+
+
+def _check_research(wanted: RunRequest, there: Collection[str]) -> None:
+    """
+    Raises:
+        ApiError: 400: the run's strategy searches, and it has nothing to search in, or something it does not use.
+    """
+    if (wanted.strategy_options or {}).get("collections") is not None:
+        message = "strategy_options.collections is for requests without a field collections; accepted: that field."
+        raise invalid("strategy_options.collections", message)
+    searches_web = wanted.tools is not None and WEB_SEARCH in (there if wanted.tools == "all" else wanted.tools)
+    if wanted.collections is None and not searches_web:
+        accepted = f'"own", "all" or ids, or tools with {WEB_SEARCH}'
+        message = f"collections are missing, and {wanted.strategy!r} searches in them; accepted: {accepted}."
+        raise invalid("collections", message, "missing_required_parameter")
+    if isinstance(wanted.tools, list) and (others := [name for name in wanted.tools if name != WEB_SEARCH]):
+        accepted = f"{WEB_SEARCH}, or all"
+        message = f"tools has {others[0]!r:.70}, which {wanted.strategy!r} does not call; accepted: {accepted}."
+        raise invalid("tools", message)
+    if wanted.skills:
+        raise invalid("skills", f"skills are given, and {wanted.strategy!r} reads none; accepted: no skills.")
 
 
 async def _strip(wanted: RunRequest, images: RequestImages) -> None:
@@ -299,7 +332,7 @@ def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
     remote.check_fields(name for name in ("checker", "priority") if getattr(wanted, name) is not None)
     return RunSpec(
         wanted.place(), wanted.system_prompt(), _remote_sampling(wanted, remote), max_tokens=wanted.max_tokens,
-        collections=wanted.collections, tools=wanted.tools, served=remote, user=user,
+        collections=wanted.collections, tools=wanted.tools, skills=wanted.skills, served=remote, user=user,
     )  # fmt: skip
 
 
@@ -325,6 +358,8 @@ async def _started(state: AppState, chat_id: str, key: RunKey | None, ask: RunSp
         started = await state.runs.start(chat_id, ask, key)
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
+    except UnknownSkill as error:
+        raise invalid("skills", str(error), "unknown_skill") from None
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
         raise ApiError(409, message, code="chat_busy") from None

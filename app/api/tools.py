@@ -71,8 +71,16 @@ def tool_list(shed: ToolService) -> dict[str, Any]:
             }
             for tool in sorted(registry, key=lambda tool: tool.name)
         ],
-        "faults": [{"origin": fault.origin, "message": fault.message} for fault in registry.faults],
+        "faults": [{"origin": fault.origin, "message": fault.message} for fault in shed.faults],
         "off": shed.off,
+        "skills": [
+            {
+                "name": skill.name, "description": skill.description, "license": skill.license, "compatibility":
+                skill.compatibility, "metadata": skill.metadata, "allowed_tools": skill.allowed_tools, "notes":
+                skill.notes,
+            }
+            for skill in shed.skills
+        ],
     }  # fmt: skip
 
 

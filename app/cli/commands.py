@@ -219,6 +219,26 @@ def tools_mcp(data_dir: DataDir = None, config: Config = None) -> None:
     or_explain(work.serve_mcp, settings)
 
 
+skills = typer.Typer(name="skills", help="Skills in the Agent Skills format: check them.")
+
+
+@skills.callback()
+def _skills() -> None:
+    """Keeps `check` a command of its own: typer runs a single command without its name."""
+
+
+@skills.command("check")
+def skills_check(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Skills, or folders with skills in them.", show_default=False)
+    ],
+) -> None:
+    """Check skills as a server loads them: each folder with what is wrong and what would be accepted."""
+    from app.cli import tools_command as work
+
+    raise typer.Exit(or_explain(work.check_skills, folders))
+
+
 backup = typer.Typer(
     name="backup", help="Copies of the data directory, made while a server runs: make, verify, put back.",
     no_args_is_help=True,

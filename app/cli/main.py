@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from app.cli.commands import backup, documents, keys, tools
+from app.cli.commands import backup, documents, keys, skills, tools
 from app.cli.errors import DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import Commands, serve, settings
 
@@ -266,7 +266,7 @@ def eval_reasoning(
     or_explain(evaluate_reasoning, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
 
 
-for group in (documents, tools, keys, backup):
+for group in (documents, tools, skills, keys, backup):
     cli.add_typer(group, no_args_is_help=True)
 
 

@@ -119,7 +119,8 @@ def _option(setting: str, field: FieldInfo) -> inspect.Parameter:
     if field.annotation is bool:
         return _parameter(setting, bool, typer.Option(f"{flag}/--no-{flag[2:]}", **shown))
     if repeatable:
-        metavar = "NAME=DIR|NAME" if get_origin(field.annotation) is dict else "TEXT"
+        paths = Path in get_args(field.annotation)
+        metavar = "NAME=DIR|NAME" if get_origin(field.annotation) is dict else "DIR" if paths else "TEXT"
         return _parameter(setting, list[str], typer.Option(repeatable, metavar=metavar, **shown))
     metavar = "NAME" if choices else _metavar(field.annotation)
     return _parameter(setting, str, typer.Option(flag, metavar=metavar, **shown))

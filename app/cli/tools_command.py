@@ -14,7 +14,7 @@ import keyword
 import os
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tools.options import NAME
 from tools.outcome import Call, CallOutput, CallProgress, Event
 from tools.registry import Fault, tools_in
 from tools.session import Session
+from tools.skills import SkillLibrary
 from tools.tool import Tool
 
 _PLUGIN = '''"""A tool of Ponder's. A file like this one, in the plugins' folder, is loaded when it is saved."""
@@ -116,6 +117,25 @@ def new_plugin(name: str, folder: Path | None, settings: Settings) -> list[Path]
     return files
 
 
+def check_skills(folders: Sequence[Path]) -> int:
+    """Print the skills of these folders, and on the error output the folders that are none; the exit code."""
+    library = SkillLibrary(folders)
+    for skill in library:
+        files = library.files(skill.name)
+        scripts = sum(each.is_script for each in files)
+        print(_safe(f"{skill.name}: a skill, with {len(files)} files beside SKILL.md, {scripts} of them scripts"))
+        for note in skill.notes:
+            print(_safe(f"  note: {note}"))
+    for fault in library.faults:
+        print(
+            _safe(f"{fault.folder}: no skill"),
+            *(f"  {_safe(each)}" for each in fault.problems),
+            sep="\n",
+            file=sys.stderr,
+        )
+    return 1 if library.faults else 0
+
+
 def serve_mcp(settings: Settings) -> None:
     """Serve the tools over standard input and output until the client is gone."""
     asyncio.run(_served(settings))
@@ -123,7 +143,7 @@ def serve_mcp(settings: Settings) -> None:
 
 async def _loaded(settings: Settings) -> tuple[list[Tool], list[Fault]]:
     async with _opened(settings, library=False) as shed:
-        return sorted(shed.registry, key=lambda tool: tool.name), shed.registry.faults
+        return sorted(shed.registry, key=lambda tool: tool.name), shed.faults
 
 
 async def _served(settings: Settings) -> None:
@@ -147,7 +167,7 @@ async def _called(name: str, arguments: str, yes: bool, settings: Settings) -> i
             offered=(),  # a person calls, so no description leads astray
         )
         (outcome,) = await shed.executor.run([Call("call-1", name, arguments)], session, _show)
-        faults = shed.registry.faults if outcome.kind == "unknown_tool" else []
+        faults = shed.faults if outcome.kind == "unknown_tool" else []
     if outcome.ok:
         print(_safe(outcome.result.text) if sys.stdout.isatty() else outcome.result.text)
         return 0

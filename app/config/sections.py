@@ -8,9 +8,10 @@ log, and the metrics' goals and price.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ByteSize, field_validator
+from pydantic_settings import NoDecode
 
 from app.config.efforts import BudgetFields, Thinking
 from app.config.names import BadSetting, CommaSeparated, setting
@@ -172,6 +173,13 @@ class AnswerSettings(BaseModel):
         "the directory of [tool plugins](plugins.md), which is watched",
         accepts="a directory with tool plugins",
         unset="the folder `plugins` in the data directory",
+    )
+    skills: Annotated[tuple[Path, ...], NoDecode] = setting(
+        (),
+        "directories of [skills](skills.md): each one itself, or with skills in it",
+        more="`--skills`, repeatable; comma-separated in the variable",
+        accepts="directories with a SKILL.md, or of such directories, comma-separated",
+        flag="--skills",
     )
     databases: dict[str, Path] = setting(
         {},

@@ -74,7 +74,7 @@ class Settings(
         unset="the user's data directory",
     )
 
-    @field_validator("cors_origins", "allowed_hosts", "router", mode="before")
+    @field_validator("cors_origins", "allowed_hosts", "router", "skills", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):

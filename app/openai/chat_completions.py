@@ -99,6 +99,7 @@ async def plan_chat(
         check=None if held is None else held.check,
         warnings=(*calling.warnings, *(() if held is None else held.warnings)),
         selected=calling.selected, render=render, seen=messages,
+        search=await resolver.searches.of(reasoning_config, served, user, request.template_messages()),
     )  # fmt: skip
 
 

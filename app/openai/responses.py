@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from app.current_user import AppState, Asker, User, check_checker_scope, check_scope
+from app.current_user import AppState, Asker, User, check_reasoning_scopes, check_scope
 from app.errors import invalid
 from app.openai.event_stream import EventStream, reply
 from app.openai.responses_job import response_job
@@ -38,7 +38,7 @@ ResponseBody = Annotated[
 async def create_response(request: Request, user: User, who: Asker, state: AppState, wanted: ResponseBody) -> Response:
     if any(isinstance(tool, dict) and tool.get("type") in SERVED_KINDS for tool in wanted.tools or ()):
         check_scope(who, "tools")
-    check_checker_scope(wanted.checker, who)
+    check_reasoning_scopes(wanted.checker, wanted.strategy_options, who)
     job = await response_job(wanted, state, user)
     return await reply(request, job, TypedEvents if wanted.stream else None, "input")
 

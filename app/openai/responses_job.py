@@ -138,6 +138,8 @@ class ResponseJob:
             raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
         private = request.private or stored.read_private
         wanted, missing = ([], ()) if offer.served is None or offer.choice == "none" else _offered(state, offer)
+        if wanted and request.model not in state.models.remotes:
+            state.tool_service.check_skills(wanted, state.models.get(request.model))
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
 
         async def planned(messages: list[Json]) -> tuple[Sequence[Plan], ModelCascade | None]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from app.answering.model_registry import ModelRegistry
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting
 from app.connections import while_connected
-from app.current_user import AppServing, AppState, Asker, Operator, User, check_checker_scope
+from app.current_user import AppServing, AppState, Asker, Operator, User, check_reasoning_scopes
 from app.errors import ApiError, invalid
 from app.openai.chat_completions import chat_job, plan_chat
 from app.openai.chat_messages import turns
@@ -202,7 +202,7 @@ DetokenizeBody = Annotated[DetokenizeRequest, Depends(JsonBody(DetokenizeRequest
 
 @router.post("/chat/completions")
 async def chat_completions(request: Request, user: User, who: Asker, state: AppServing, wanted: ChatBody) -> Response:
-    check_checker_scope(wanted.checker, who)
+    check_reasoning_scopes(wanted.checker, wanted.strategy_options, who)
     job = await chat_job(wanted, state, user)
     return await reply(request, job, EventStream if wanted.stream else None, "messages")
 

@@ -26,6 +26,7 @@ from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
 from app.runs.prompt_builder import History
 from app.runs.rag import GENERATIVE, AnswerWay
+from app.runs.research import WEB_SEARCH
 from app.runs.run import Run, RunSpec
 from app.runs.run_tools import RunTools
 from engine.errors import EngineStopped
@@ -123,7 +124,8 @@ class Runs:
             KeyReused: the key was given with another request.
             ChatBusy: the chat has an unfinished run.
             EngineStopped: the server is stopping.
-            UnknownTool: a tool is wanted that there is not.
+            UnknownTool, UnknownSkill: a tool or a skill is wanted that there is not.
+            ApiError: the list of skills is too long for the model.
             NotFound: a collection is wanted that the user may not read.
         """
         if key is None:
@@ -132,7 +134,11 @@ class Runs:
             return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
 
     async def _start(self, chat_id: str, ask: RunSpec, key: RunKey | None) -> Started:
-        offered = [] if ask.tools is None else self._tool_service.offered(ask.tools)
+        offered = self._tool_service.offered(ask.tools, ask.skills)
+        if ask.reasoning_config.searches:  # the others of "all" are the model's to call, and it calls none
+            offered = [tool for tool in offered if tool.name == WEB_SEARCH]
+        if not isinstance(ask.served, RemoteModel):
+            self._tool_service.check_skills(offered, ask.served or self._served)
         if isinstance(ask.collections, list):
             await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
         chat = await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy

@@ -47,9 +47,11 @@ from app.runs.events import (
 )
 from app.runs.prompt_builder import DOCUMENTS, History, answer_messages, plan_remote_run, plan_run
 from app.runs.rag import GENERATIVE, REFUSAL, AnswerWay, CheckedAnswer, RetrievedContext, quote, retrieve_context
+from app.runs.research import DocumentResearch
 from app.runs.trace import Trace, recorded_sampling
 from engine.outputs import Prefill
 from reasoning.agent import Called, Limited, Returned, Wrote
+from reasoning.deep_research import PARTIAL
 from reasoning.strategy import Event
 from reasoning.thinking import Piece, Tally
 from reasoning.turn import Content, Delta, Reasoning
@@ -77,6 +79,7 @@ class RunSpec:
     max_tokens: int | None = None
     collections: Literal["own", "all"] | list[int] | None = None  # to answer from
     tools: Literal["all"] | list[str] | None = None  # that the model may call
+    skills: Literal["all"] | list[str] | None = None  # that it may read; None: all, with tools that read them
     served: ServedModel | RemoteModel | None = None  # None: the default model
     auto: ModelCascade | None = None  # where several models may answer
     reasoning_config: ReasoningConfig = field(default_factory=ReasoningConfig)
@@ -84,7 +87,7 @@ class RunSpec:
 
     def params(self) -> Mapping[str, Any]:
         """All but the question and its user."""
-        names = ("system", "max_tokens", "collections", "tools")
+        names = ("system", "max_tokens", "collections", "tools", "skills")
         said = {**self.sampling, **{name: getattr(self, name) for name in names}}
         model = AUTO_NAME if self.auto is not None else None if self.served is None else self.served.name
         return {**said, "thinking": self.reasoning_config.thinks, "model": model, **self.reasoning_config.recorded()}
@@ -123,6 +126,7 @@ class Run:
         self._tool_selector = tool_selector
         self._checked: CheckedAnswer | None = None  # where the answer rests on documents
         self._found: RetrievedContext | None = None
+        self._research: DocumentResearch | None = None  # where a strategy searches
         self.watch = watch
         self._on_end = on_end
         self._deltas = Deltas(log)
@@ -176,6 +180,7 @@ class Run:
         except asyncio.CancelledError:
             self._cut_short()
         except Exception as error:
+            self._keep_research()
             explained = from_exception(error)
             retryable = explained.status in (429, 500, 502, 503, 504) or explained.code == "constraint_timeout"
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
@@ -183,7 +188,14 @@ class Run:
     async def _generate(self, history: History, ask: RunSpec) -> Finish:
         """Makes the answer; returns how it finished."""
         found: RetrievedContext | None = None
-        if ask.collections is not None and not is_small_talk(history.question):
+        searches = ask.reasoning_config.searches and not is_small_talk(history.question)
+        if searches:
+            self._research = DocumentResearch(
+                self._library, self._served, ask.user, history.question,
+                None if ask.collections is None else among_of(ask.collections),
+                writes=self._way.kind == "generative", earlier=history.turns, tools=self.tools,
+            )  # fmt: skip
+        elif ask.collections is not None and not is_small_talk(history.question):
             among = among_of(ask.collections)
             with tracing.span("retrieval"):
                 # Tools are for a model to call, and a strategy over documents is for it to write by.
@@ -210,10 +222,11 @@ class Run:
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
         reasoning_config = ask.reasoning_config
-        if found is None and ask.collections is not None and reasoning_config.reads_documents:  # small talk
+        reads = reasoning_config.reads_documents and ask.collections is not None
+        if found is None and not searches and (reads or reasoning_config.searches):  # small talk
             reasoning_config = replace(reasoning_config, strategy=None, options=None)
         self._reasoning_config = reasoning_config
-        specs = [] if self.tools is None else self.tools.specs
+        specs = [] if self.tools is None or searches else self.tools.specs
 
         async def make_remote(remote: RemoteModel) -> RemotePlan:
             return await plan_remote_run(
@@ -222,10 +235,11 @@ class Run:
             )  # fmt: skip
 
         async def make(served: ServedModel) -> AnswerPlan:
-            return await plan_run(
+            plan = await plan_run(
                 served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
                 user=ask.user, tool_selector=None if self._checked is not None else self._tool_selector,
             )  # fmt: skip
+            return replace(plan, search=self._research)
 
         if reasoning_config.reduced and reasoning_config.budget is not None:
             self.log.append(RunReduced(thinking=reasoning_config.budget.max_tokens))
@@ -237,14 +251,15 @@ class Run:
         elif auto is None:
             plan = await make(self._served)
             plans = [plan]
-            self._record(plan)
+            if self._research is None:  # what is found may be something else the next time
+                self._record(plan)
         else:
             able = await auto.plans(make)
             if len(allowed := allowed_models(able)) < len(able):
                 self.log.append(RunReduced(models=[each.served.name for each in allowed]))
             plans, auto = await auto.with_remote(allowed, make_remote)
         loop = None
-        if self.tools is not None:
+        if self.tools is not None and not searches:
             limits = replace(self.tools.limits, tokens=min(plans[0].limit, self.tools.limits.tokens))
             loop = ToolLoop(self.tools, limits, self.tools.clock)
         pipeline = self._pipeline = AnswerPipeline(
@@ -329,7 +344,10 @@ class Run:
                 case Content(text, _, guessed) if text:
                     self._deltas.flush_unless("answer")
                     self._close_thinking()
-                    if self._checked is not None:
+                    self._cite_research()
+                    if self._research is not None and text.startswith(PARTIAL):
+                        self._notify(text)
+                    elif self._checked is not None:
                         self._show(self._checked.feed(text))
                     else:
                         self._answer(text, guessed=guessed)
@@ -383,6 +401,31 @@ class Run:
             self._deltas.flush()
             self.log.append(supported)
 
+    def _cite_research(self) -> None:
+        """Shows the sources that a strategy found; from then on the answer is checked against them."""
+        if self._research is not None and self._checked is None and (found := self._research.found()).sources:
+            self._found = found
+            self.log.append(found.event())
+            self._checked = CheckedAnswer(found)
+
+    def _notify(self, text: str) -> None:
+        """Says something about the answer in it, which no source is to support."""
+        self._answer(text)
+        if self._checked is not None:
+            self._checked.skip(len(text))
+
+    def _keep_research(self) -> None:
+        """Makes a partial report of what a strategy has noted, where it was ended before its report began."""
+        if self._research is None or self._content or self.log.ended or (partial := self._research.partial) is None:
+            return
+        notice, text = partial
+        self._deltas.flush()
+        self._close_thinking()
+        self._cite_research()
+        self._notify(notice)
+        if self._checked is not None:
+            self._show([*self._checked.feed(text), *self._checked.finish()])
+
     def _close_thinking(self) -> None:
         if self._thinking_began is None:
             return
@@ -403,6 +446,7 @@ class Run:
         return Metrics(ttft_s=self._first_token_at - self._began, tokens_per_s=rate, completion_tokens=made)
 
     def _cut_short(self) -> None:
+        self._keep_research()
         self._end(self._ending or RunCancelled(usage=Usage.of(self._tally)))
 
     def _end(self, terminal: RunCompleted | RunFailed | RunCancelled) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -30,8 +30,9 @@ from app.runs.events import (
     ToolSource,
 )
 from reasoning.agent import Limits
+from tools.builtin.skills import ORIGIN as SKILLS
 from tools.call_policy import Decision, NeedsApproval
-from tools.context import Question
+from tools.context import Question, Source
 from tools.errors import NotAnswered
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted
 from tools.outcome import Event as CallEvent
@@ -76,7 +77,8 @@ class RunTools:
         self._waited_s = 0.0
         self._waits_since: float | None = None
         self._session = Session(
-            user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by)
+            user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by),
+            own={tool.name: tool for tool in offered if tool.origin == SKILLS},
         )  # fmt: skip
 
     @property
@@ -113,6 +115,17 @@ class RunTools:
         texts = {outcome.call_id: outcome.text for outcome in outcomes}
         there = ", ".join(self.offered)
         return [texts.get(call.id) or f"There is no tool {call.name!r:.70} here; there are: {there}." for call in calls]
+
+    async def search(self, tool: str, query: str, count: int, tainted_by: Collection[str]) -> Sequence[Source]:
+        """Calls a tool that searches for a program; returns the sources of its result, none where it fails.
+
+        `tainted_by`: tools with untrusted output that the query may come from.
+        """
+        self._numbers += 1
+        call = Call(f"search_{self._numbers}", tool, {"query": query, "count": count})
+        session = replace(self._session, tainted_by={*self._session.tainted_by, *tainted_by})
+        (outcome,) = await self._executor.run([call], session, tracing.calls(self._listen))
+        return outcome.result.sources if outcome.ok else ()
 
     # -- a person's decisions
 

@@ -52,6 +52,7 @@ def fake(fake: FakeServer) -> FakeServer:
     offer = fake.world.offer
     offer.models, offer.strategies, offer.tools, offer.collections = MODELS, STRATEGIES, TOOLS, COLLECTIONS
     offer.off = {"python": "The sandbox is switched off."}
+    offer.skills = [{"name": "pdf-forms", "description": "Fills forms."}]
     fake.play(answer("Done."))
     return fake
 
@@ -181,6 +182,8 @@ def test_tools_say_what_they_do_and_are_offered_as_chosen(page: Page, fake: Fake
     write.check()
     tools.get_by_text("Not there (1)").click()
     expect(tools.get_by_text("The sandbox is switched off.")).to_be_visible()
+    tools.get_by_text("Skills that read_skill reads (1)").click()
+    expect(tools.get_by_text("Fills forms.")).to_be_visible()
     page.keyboard.press("Escape")
     ask(page)
     assert fake.asked()["tools"] == ["write_file"]

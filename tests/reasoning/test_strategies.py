@@ -23,7 +23,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tree": {"beam": 2, "samples": 2, "depth": 3, "labels": {"a": 1.0, "b": 0.0}, "step_tokens": 5},
     "beam": {"width": 2},
 }  # fmt: skip
-ELSEWHERE = {"rag_token", "rag_sequence", "fallback"}  # tested in test_rag.py and tests/app/answering/test_fallback.py
+# Tested in test_rag.py, tests/app/answering/test_fallback.py and test_deep_research.py.
+ELSEWHERE = {"rag_token", "rag_sequence", "fallback", "deep_research"}
 LAST = Piece("answer", "", 0, finish_reason="stop")
 
 
@@ -321,7 +322,7 @@ async def test_a_strategy_may_tell_events_of_its_own(engine: Engine) -> None:
 
 async def test_an_unknown_strategy_and_unknown_options_are_refused_by_name() -> None:
     strategies = Strategies()
-    listed = "beam, best_of_n, budget, fallback, rag_sequence, rag_token, self_c"
+    listed = "beam, best_of_n, budget, deep_research, fallback, rag_sequence, rag_token, self_c"
     with pytest.raises(InvalidParameter, match=listed) as refused:
         strategies.get("guess")
     assert refused.value.name == "strategy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,16 @@ def test_a_family_that_declares_no_prompts_gets_those_of_its_card(
     np.testing.assert_allclose(named.embed_query("the dam"), plain.embed_query(f"{query}the dam"), atol=1e-2)
     np.testing.assert_allclose(named.embed(["the dam"]), plain.embed([f"{passage}the dam"]), atol=1e-2)
     assert (named.key == named.name) == (passage == ""), "vectors with a prompt are told from those without"
+
+
+def test_texts_are_cut_into_pieces_while_other_threads_embed(embedder: SentenceEmbedder) -> None:
+    texts = ["a", "The dam of Orsk was finished in 1931, and the city of Orsk paid for the dam.", "x " * 400]
+    cut, whole = embedder.pieces(texts), [len(each) for each in embedder.tokens(texts)]
+
+    def both(number: int) -> bool:
+        if number % 2:
+            return embedder.pieces(texts) == cut
+        return [len(each) for each in embedder.tokens(texts)] == whole
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(both, range(60)))

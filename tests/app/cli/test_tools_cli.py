@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from app.cli.main import cli
 from app.config import load_settings
 from app.document_library import open_library
+from tests.tools.skills.published import write, write_skills
 
 pytestmark = pytest.mark.slow
 
@@ -244,3 +245,15 @@ async def test_mcp_serves_the_tools_to_a_client_which_approves(data: Path) -> No
             (block,) = result.content
             assert isinstance(block, TextContent) and block.text == "noted"
     assert (data / "page").read_text() == "milk"
+
+
+def test_skills_check_names_each_folder_and_fails_for_one_that_is_no_skill(tmp_path: Path) -> None:
+    folder = write_skills(tmp_path / "skills")
+    good = CliRunner().invoke(cli, ["skills", "check", str(folder)])
+    assert good.exit_code == 0 and good.stderr == ""
+    assert "measuring-text: a skill, with 2 files beside SKILL.md, 1 of them scripts" in good.stdout
+    assert "note: version is no field of the format" in good.stdout
+    write(folder / "broken\x1b[2J" / "SKILL.md", "---\nname: A\n---\n")
+    bad = CliRunner().invoke(cli, ["skills", "check", str(folder)])
+    assert bad.exit_code == 1 and "citing-sources: a skill" in bad.stdout and "\x1b" not in bad.stderr
+    assert "broken" in bad.stderr and "description is missing; accepted: 1 to 1024" in bad.stderr

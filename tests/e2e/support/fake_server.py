@@ -157,6 +157,7 @@ class Offer:
     strategies: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     off: dict[str, str] = field(default_factory=dict)
+    skills: list[dict[str, Any]] = field(default_factory=list)
     collections: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -223,7 +224,7 @@ def build_app(world: World) -> FastAPI:
 
     @app.get("/api/tools")
     async def tools() -> dict[str, Any]:
-        return {"tools": world.offer.tools, "faults": [], "off": world.offer.off}
+        return {"tools": world.offer.tools, "faults": [], "off": world.offer.off, "skills": world.offer.skills}
 
     @app.get("/api/collections")
     async def collections() -> dict[str, Any]:

@@ -226,9 +226,16 @@ export const eventsPath = (runId: string, after: number, stay = true): string =>
 export const getStrategies = (): Promise<{ strategies: StrategyInfo[]; efforts: Record<string, Budget> }> =>
   get("/api/strategies");
 
+/** Instructions that the model reads when they are needed. */
+export interface SkillInfo {
+  name: string;
+  description: string;
+}
+
 /** `off` says of tools that are not there what would bring them, `faults` what could not be loaded. */
 export const getTools = (): Promise<{
   tools: ToolInfo[];
+  skills?: SkillInfo[];
   off: Record<string, string>;
   faults: { origin: string; message: string }[];
 }> => get("/api/tools");

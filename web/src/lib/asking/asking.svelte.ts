@@ -2,7 +2,16 @@
  * How the next answers are to be made: chosen on the page, kept with the chat, held against what the server has. A new
  * chat begins as was chosen last in this browser.
  */
-import { ApiError, getCollections, getModels, getStrategies, getTools, type KeptSettings, type Wishes } from "../api";
+import {
+  ApiError,
+  getCollections,
+  getModels,
+  getStrategies,
+  getTools,
+  type KeptSettings,
+  type SkillInfo,
+  type Wishes,
+} from "../api";
 import {
   DEFAULT,
   differs,
@@ -34,6 +43,7 @@ export class Asking {
   settings = $state.raw<Settings>(DEFAULT);
   known = $state.raw<Known>(NOTHING);
   off = $state.raw<readonly Off[]>([]);
+  skills = $state.raw<readonly SkillInfo[]>([]);
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
@@ -64,6 +74,7 @@ export class Asking {
       collections: collections?.filter(({ documents }) => documents > 0) ?? this.known.collections,
     };
     if (tools !== null) {
+      this.skills = tools.skills ?? [];
       this.off = [
         ...Object.entries(tools.off).map(([name, why]) => ({ name, why })),
         ...tools.faults.map(({ origin, message }) => ({ name: origin, why: message })),

@@ -21,7 +21,8 @@ class Panel {
   /** A source of an answer, or what in it supports a sentence. */
   cite(citation: SourceShown, sources: readonly SourceShown[], whole: boolean): void {
     const passage = whole ? { before: "", cited: citation.text, after: "" } : passageOf(citation, sources);
-    this.looked = { ...citation, passage, whole };
+    const document = citation.document > 0 ? citation.document : null; // a page of the web has a number below 0
+    this.looked = { ...citation, document, passage, whole };
   }
 
   /** A source of a call's result; false where it is no place in a document. */

@@ -207,6 +207,7 @@ export const de: Strings = {
   rememberedAs: (allow: boolean, tool: string) => `${tool}: ${allow ? "immer erlaubt" : "nie erlaubt"}`,
   forget: "Vergessen",
   toolsOff: (n: number) => `Nicht da (${number.format(n)})`,
+  skills: (n: number) => `Skills, die read_skill liest (${number.format(n)})`,
   documentsTitle: "Aus Dokumenten antworten",
   noDocuments: "Nein",
   ownDocuments: "Aus meinen Sammlungen",

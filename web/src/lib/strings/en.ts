@@ -196,6 +196,7 @@ export const en = {
   rememberedAs: (allow: boolean, tool: string) => `${tool}: ${allow ? "always allowed" : "never allowed"}`,
   forget: "Forget",
   toolsOff: (n: number) => `Not there (${number.format(n)})`,
+  skills: (n: number) => `Skills that read_skill reads (${number.format(n)})`,
   documentsTitle: "Answer from documents",
   noDocuments: "No",
   ownDocuments: "From my collections",
