@@ -108,10 +108,10 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/api/operator", "operator"),
     ("/api/sequences", "sequences"),
     ("/api/(documents|collections|invitations|jobs|search)", "documents"),
-    ("/api/(notes|permissions|tools)", "tools"),
+    ("/api/(permissions|tools)", "tools"),
     ("/api/chats/[^/]+/permissions", "tools"),
     ("/mcp", "tools"),
-    ("/api/(chats|folders|runs|server|strategies)", "chat"),
+    ("/api/(chats|folders|memory|runs|server|strategies)", "chat"),
     ("/metrics", "metrics"),
 )
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)

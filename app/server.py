@@ -23,7 +23,19 @@ from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolRanker, ToolSelector
 from app.answering.tool_service import ToolService
 from app.anthropic.routes import router as anthropic_router
-from app.api import accounts, chats, collections, documents, jobs, operator, permissions, search, sequences, tools
+from app.api import (
+    accounts,
+    chats,
+    collections,
+    documents,
+    jobs,
+    memory,
+    operator,
+    permissions,
+    search,
+    sequences,
+    tools,
+)
 from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
 from app.auth import Auth, RequireUser
@@ -39,6 +51,7 @@ from app.openai import responses
 from app.page import mount_page
 from app.runs.document_answers import DocumentAnswers
 from app.runs.live_runs import Runs
+from app.runs.memory import MemoryNotes, keeps_memory
 from app.sequences import persistence
 from app.sequences.registry import Sequences
 from app.state import State
@@ -51,7 +64,7 @@ if TYPE_CHECKING:
 
 # Exports come before chats: their addresses would be those of a chat's id.
 ROUTERS = (
-    chats.exchange_router, chats.router, run_routes.router, chats.folders_router, documents.router,
+    chats.exchange_router, chats.router, memory.router, run_routes.router, chats.folders_router, documents.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
 )  # fmt: skip
@@ -109,7 +122,10 @@ def create_app(
             state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both
             document_answers = DocumentAnswers(settings.document_answers, settings.resolved_data_dir, shelf.ranker)
             closing.push_async_callback(document_answers.close)
-            tool_service = await closing.enter_async_context(ToolService(settings, shelf))
+            opened.memory.available = keeps_memory(settings)
+            await opened.memory.adopt(settings.resolved_data_dir / "notes.db")
+            notes = MemoryNotes(opened.memory)
+            tool_service = await closing.enter_async_context(ToolService(settings, shelf, notes))
             state.reasoning_resolver.checkers.tool_service = tool_service
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
             runs = Runs(

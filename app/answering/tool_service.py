@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from app.config import Settings
 from retrieval.browse import Browser
-from tools.builtin.notes import Notebook
 from tools.call_policy import CallPolicy
 from tools.executor import Executor
 from tools.grants import SqliteGrants
@@ -27,6 +26,7 @@ from tools.tool import Tool
 
 if TYPE_CHECKING:
     from retrieval import Library
+    from tools.builtin.notes import NoteStore
 
 # A tool that writes or executes asks first, unless it says "never": Python in its sandbox, and notes, which can be
 # undone.
@@ -42,7 +42,8 @@ class UnknownTool(LookupError):
 class ToolService:
     """Open it before use. Its registry changes when plugins do; a run keeps the tools it began with."""
 
-    def __init__(self, settings: Settings, library: Library | None = None) -> None:
+    def __init__(self, settings: Settings, library: Library | None = None, notes: NoteStore | None = None) -> None:
+        """`notes`: the store of the notes' tools; without one they are off."""
         folder = settings.resolved_data_dir
         self.registry = Registry()
         self.grants = SqliteGrants(folder / "permissions.db")
@@ -53,7 +54,7 @@ class ToolService:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
         self.off: dict[str, str] = {}  # missing tools, and their remedies
         self._settings = settings
-        self._notes = folder / "notes.db"
+        self._notes = notes
         self._closing = contextlib.AsyncExitStack()
         self._watching: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -127,10 +128,6 @@ class ToolService:
         self._closing.push_async_callback(pure.close)
         self.registry.provide(Pure, pure)
         self.registry.add(small_python, origin=BUILT_IN)
-
-    def notebook(self) -> Notebook:
-        """The users' notes, as the notes' tools keep them. Opens a file."""
-        return Notebook(self._notes)
 
     @property
     def names(self) -> set[str]:

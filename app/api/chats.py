@@ -88,6 +88,15 @@ class ChatSearchQuery(BaseModel):
 ChatSearchParams = Annotated[ChatSearchQuery, Depends(QueryParams(ChatSearchQuery))]
 
 
+class DeletedChatQuery(BaseModel):
+    """The parameters of `DELETE /api/chats/{id}`."""
+
+    notes: Literal["keep", "erase"] = Field("keep", description="keep, erase: the notes that memory has from this chat")
+
+
+DeletedChatParams = Annotated[DeletedChatQuery, Depends(QueryParams(DeletedChatQuery))]
+
+
 class ChatQuery(BaseModel):
     """The parameters of `GET /api/chats/{id}`."""
 
@@ -197,8 +206,9 @@ async def change_chat(user: User, state: AppState, chat_id: str, wanted: ChatCha
 
 
 @router.delete("/chats/{chat_id}")
-async def delete_chat(user: User, state: AppState, chat_id: str) -> dict[str, Any]:
+async def delete_chat(user: User, state: AppState, chat_id: str, given: DeletedChatParams) -> dict[str, Any]:
     until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
+    await state.store.memory.let_go_with_chat(user, chat_id, given.notes == "erase")
     if run_id := state.runs.active_in(chat_id):
         await state.runs.cancel(user, run_id)
     return {"id": chat_id, "restorable_until": until}
@@ -287,14 +297,14 @@ ExportParams = Annotated[ExportQuery, Depends(QueryParams(ExportQuery))]
 
 @exchange_router.get("/chats/export")
 async def export_all(user: User, state: AppState) -> Response:
-    return _json(await state.store.exchange.export(user), "ponder-chats")
+    return attached_json(await state.store.exchange.export(user), "ponder-chats")
 
 
 @exchange_router.get("/chats/{chat_id}/export")
 async def export_one(user: User, state: AppState, chat_id: str, given: ExportParams) -> Response:
     store = state.store
     if given.format == "json":
-        return _json(await store.exchange.export(user, chat_id), "ponder-chat")
+        return attached_json(await store.exchange.export(user, chat_id), "ponder-chat")
     write, media_type, end = _FORMS[given.format]
     chat = await shared_chat(store, user, chat_id)
     text = await asyncio.to_thread(write, chat)
@@ -312,7 +322,8 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
     return {"chat_ids": made}
 
 
-def _json(export: dict[str, Any], name: str) -> Response:
+def attached_json(export: dict[str, Any], name: str) -> Response:
+    """Returns JSON as a file of this name."""
     return JSONResponse(export, headers=_attached(name, "json"))
 
 

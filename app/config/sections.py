@@ -167,6 +167,12 @@ class AnswerSettings(BaseModel):
         more="`auto` copies for models of less than 100 million weights",
         accepts="auto, copied or free",
     )
+    memory: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "whether [notes about users](features.md#memory) are kept across chats",
+        more="`auto` keeps them where each user is known: with keys, or where only this machine reaches the server",
+        accepts="auto, on or off",
+    )
     plugins: Path | None = setting(
         None,
         "the directory of [tool plugins](plugins.md), which is watched",

@@ -29,6 +29,7 @@ from app.db.chat_exchange import ChatExchange
 from app.db.chat_store import Chats, Folders, chat_of, folder_of
 from app.db.connection import row
 from app.db.database import Database
+from app.db.memory_store import Memory, purge_notes
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
 from app.db.sqlite import NameTaken, NotThere, Row, steady
 from app.db.tables import chats, events, folders, messages, runs
@@ -240,6 +241,8 @@ class Deleted:
 
         def purge(db: Connection) -> float | None:
             now, left = steady(), list[float]()
+            due = select(chats.c.id).where(chats.c.deleted_at <= now - kept_s)
+            purge_notes(db, db.scalars(due).all())
             for table in _TABLES.values():
                 db.execute(delete(table).where(table.c.deleted_at <= now - kept_s))
                 oldest: float | None = db.scalar(select(func.min(table.c.deleted_at)))
@@ -277,6 +280,7 @@ class Store:
         self.runs = RunRows(database)
         self.run_keys = RunKeys(database)
         self.overview = Overview(database)
+        self.memory = Memory(database)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Store:

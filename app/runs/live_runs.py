@@ -23,6 +23,7 @@ from app.db.store import Store
 from app.observability.metrics import ServerMetrics
 from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
+from app.runs.memory import RunMemory
 from app.runs.prompt_builder import History
 from app.runs.rag import GENERATIVE, AnswerWay
 from app.runs.run import Run, RunSpec
@@ -165,8 +166,14 @@ class Runs:
             self._tool_service.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
             tainted_by=history.read_from,
         )  # fmt: skip
-        run.begin(history, ask, tools if offered else None)
+        run.begin(history, ask, tools if offered else None, await self._memory(chat_id, ask, begun))
         return Started(run_id, begun.message_id, begun.branch[-1]["id"])
+
+    async def _memory(self, chat_id: str, ask: RunSpec, begun: Begun) -> RunMemory:
+        memory = self._store.memory
+        notes = await memory.for_prompt(ask.user, chat_id, {message["id"] for message in begun.branch})
+        new = begun.branch[-1]["id"] if ask.place.content is not None else None
+        return RunMemory(memory, self._library.embedder, ask.user, chat_id, notes, new)
 
     @property
     def live(self) -> Mapping[str, Run]:

@@ -37,6 +37,8 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PATCH /api/chats/{chat_id}": {"title": "mine"},
     "POST /api/chats/{chat_id}/runs": {"content": "hi"},
     "PUT /api/chats/{chat_id}/permissions": {"classes": []},
+    "PATCH /api/memory/{number}": {"text": "mine"},
+    "POST /api/memory/{number}/undo": {"text": SECRET},
     "PATCH /api/folders/{folder_id}": {"name": "mine"},
     "PATCH /api/collections/{collection_id}": {"name": "mine"},
     "POST /api/collections/{collection_id}/folders": {"path": "/mine"},
@@ -63,11 +65,13 @@ LISTS: dict[
     "GET /api/jobs": {},
     "GET /api/sequences": {},
     "GET /api/permissions": {},
-    "GET /api/notes": {},
+    "GET /api/memory": {},
+    "GET /api/memory/export": {},
     "POST /api/search": {"json": {"query": SECRET}},
 }
 NOBODYS = {  # they make something new, or tell what is the same for everybody
     "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
+    "POST /api/memory", "PATCH /api/memory", "DELETE /api/memory",
     "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
     "POST /v1/completions", "POST /v1/embeddings", "POST /v1/rerank", "POST /v1/tokenize", "POST /v1/detokenize",
@@ -123,7 +127,7 @@ class Two:
             "/api/chats/export",
             "/api/permissions",
             "/api/folders",
-            "/api/notes",
+            "/api/memory",
             f"/v1/responses/{self.ids['response_id']}",
         )
         own = f"/api/collections/{self.ids['collection_id']}"
@@ -152,7 +156,7 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     bob.put("/api/permissions", json={"classes": ["none", "read"]})
     grant = Grant("bob", "weather", "built in", True, preview=SECRET)
     server.app.state.ponder.tool_service.grants.put(grant)
-    note = server.app.state.ponder.tool_service.notebook().remember("bob", SECRET).number
+    note = bob.post("/api/memory", json={"text": SECRET}).json()["number"]
     server.app.state.ponder.library.rights.invite("carol", _carols(server), "bob", "reader")
     collection = bob.post("/api/collections", json={"name": SECRET}).json()["id"]
     document = add(bob, f"{SECRET}.txt", f"{SECRET} is an island.", collection=collection)
