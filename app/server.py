@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from app import errors, ollama, openai, openapi
+from app import errors, ollama, openai, openapi, share
 from app.admission import Admission, AdmissionGate
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningResolver
@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 # Exports come before chats: their addresses would be those of a chat's id.
 ROUTERS = (
-    chats.exchange_router, chats.router, memory.router, run_routes.router, chats.folders_router, documents.router,
+    chats.exchange_router, chats.router, memory.router, share.router, share.page_router, run_routes.router,
+    chats.folders_router, documents.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
 )  # fmt: skip

@@ -202,12 +202,16 @@ async def change_chat(user: User, state: AppState, chat_id: str, wanted: ChatCha
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
     if not changes.get("title", "?").strip():
         raise invalid("title", f"title is white space; accepted: {ChatChange.model_fields['title'].description}.")
-    return await state.store.chats.change(user, chat_id, changes)
+    changed = await state.store.chats.change(user, chat_id, changes)
+    if changes.get("private"):
+        await state.store.shares.revoke_all(chat_id)
+    return changed
 
 
 @router.delete("/chats/{chat_id}")
 async def delete_chat(user: User, state: AppState, chat_id: str, given: DeletedChatParams) -> dict[str, Any]:
     until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
+    await state.store.shares.revoke_all(chat_id)
     await state.store.memory.let_go_with_chat(user, chat_id, given.notes == "erase")
     if run_id := state.runs.active_in(chat_id):
         await state.runs.cancel(user, run_id)

@@ -56,6 +56,12 @@ class AccessSettings(BaseModel):
         accepts="host names such as chat.example.org, comma-separated",
         flag="--allowed-host",
     )
+    sharing: bool = setting(
+        True,
+        "whether users may make [links](features.md#links-to-chats) by which anybody can read a chat",
+        more="Without it links that were made lead nowhere",
+        accepts="true or false: whether users may make links to chats",
+    )
     max_connections: int | None = setting(
         None,
         "connections at the same time",

@@ -31,6 +31,7 @@ from app.db.connection import row
 from app.db.database import Database
 from app.db.memory_store import Memory, purge_notes
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
+from app.db.share_store import Shares
 from app.db.sqlite import NameTaken, NotThere, Row, steady
 from app.db.tables import chats, events, folders, messages, runs
 
@@ -281,6 +282,7 @@ class Store:
         self.run_keys = RunKeys(database)
         self.overview = Overview(database)
         self.memory = Memory(database)
+        self.shares = Shares(database)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Store:

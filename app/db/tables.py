@@ -193,6 +193,18 @@ memory_versions = Table(  # of notes, before they were changed
     sqlite_with_rowid=False,
 )  # fmt: skip
 
+shares = Table(
+    "shares", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("hash", Text, nullable=False, unique=True),  # of the token
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="CASCADE"), nullable=False),
+    Column("title", Text, nullable=False),
+    Column("page", Text, nullable=False),  # HTML, as the chat was
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Index("shares_chat", "chat_id"),
+)  # fmt: skip
+
 users = Table(
     "users", USERS,
     Column("id", Text, primary_key=True),

@@ -16,5 +16,6 @@ type Loader = () => Promise<{ default: Component<PageProps> }>;
 export const PAGES: Readonly<Record<string, Loader>> = {
   documents: () => import("../documents/DocumentsPage.svelte"),
   memory: () => import("../memory/MemoryPage.svelte"),
+  shared: () => import("../share/SharedPage.svelte"),
   operator: () => import("../operator/OperatorPage.svelte"),
 };
