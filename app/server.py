@@ -49,6 +49,7 @@ from app.middleware import add_middleware
 from app.observability.metrics import Goals, ServerMetrics
 from app.openai import responses
 from app.page import mount_page
+from app.runs.chat_titles import TitleWriter
 from app.runs.document_answers import DocumentAnswers
 from app.runs.live_runs import Runs
 from app.runs.memory import MemoryNotes, keeps_memory
@@ -139,6 +140,7 @@ def create_app(
                 Limits(settings.tool_steps, seconds=settings.tool_seconds),
                 way=document_answers.way,
                 tool_selector=state.tool_selector,
+                titles=TitleWriter(opened) if settings.titles == "model" else None,
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()

@@ -179,6 +179,12 @@ class AnswerSettings(BaseModel):
         more="`auto` keeps them where each user is known: with keys, or where only this machine reaches the server",
         accepts="auto, on or off",
     )
+    titles: Literal["first_question", "model"] = setting(
+        "first_question",
+        "the titles of chats: their first question, or one that the model writes of the first exchange when it is idle",
+        more="see [titles](features.md#titles)",
+        accepts="first_question or model",
+    )
     plugins: Path | None = setting(
         None,
         "the directory of [tool plugins](plugins.md), which is watched",

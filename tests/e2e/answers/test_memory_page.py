@@ -73,7 +73,7 @@ def test_notes_are_read_changed_and_erased(page: Page, server: RealServer) -> No
     page.get_by_role("link", name="Memory").first.click()
     listed = page.get_by_role("list", name="1 note")
     expect(listed).to_contain_text("from your message")
-    listed.get_by_role("link", name="From “red as what? My name is Ana Lopez.”").click()
+    listed.get_by_role("link", name="From “red as what? My name is Ana Lopez”").click()
     expect(reply(page)).to_contain_text("The answer is red.")
     page.go_back()
     page.get_by_role("textbox", name="New note").fill("I prefer short answers")
