@@ -109,10 +109,10 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/api/operator", "operator"),
     ("/api/sequences", "sequences"),
     ("/api/(documents|collections|invitations|jobs|search)", "documents"),
-    ("/api/(notes|permissions|tools)", "tools"),
+    ("/api/(permissions|tools)", "tools"),
     ("/api/chats/[^/]+/permissions", "tools"),
     ("/mcp", "tools"),
-    ("/api/(chats|folders|presets|prompts|runs|server|strategies)", "chat"),
+    ("/api/(chats|folders|memory|presets|prompts|runs|server|shares|strategies)", "chat"),
     ("/metrics", "metrics"),
 )
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from app import errors, ollama, openai, openapi
+from app import errors, ollama, openai, openapi, share
 from app.admission import Admission, AdmissionGate
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import Collections, ReasoningResolver
@@ -29,6 +29,7 @@ from app.api import (
     collections,
     documents,
     jobs,
+    memory,
     operator,
     permissions,
     presets,
@@ -49,8 +50,10 @@ from app.middleware import add_middleware
 from app.observability.metrics import Goals, ServerMetrics
 from app.openai import responses
 from app.page import mount_page
+from app.runs.chat_titles import TitleWriter
 from app.runs.document_answers import DocumentAnswers
 from app.runs.live_runs import Runs
+from app.runs.memory import MemoryNotes, keeps_memory
 from app.runs.research import DocumentResearch, document_research
 from app.sequences import persistence
 from app.sequences.registry import Sequences
@@ -65,7 +68,8 @@ if TYPE_CHECKING:
 
 # Exports come before chats: their addresses would be those of a chat's id.
 ROUTERS = (
-    chats.exchange_router, chats.router, run_routes.router, chats.folders_router, documents.router,
+    chats.exchange_router, chats.router, memory.router, share.router, share.page_router, run_routes.router,
+    chats.folders_router, documents.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
     presets.router,
@@ -124,7 +128,10 @@ def create_app(
             state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both
             document_answers = DocumentAnswers(settings.document_answers, settings.resolved_data_dir, shelf.ranker)
             closing.push_async_callback(document_answers.close)
-            tool_service = await closing.enter_async_context(ToolService(settings, shelf))
+            opened.memory.available = keeps_memory(settings)
+            await opened.memory.adopt(settings.resolved_data_dir / "notes.db")
+            notes = MemoryNotes(opened.memory)
+            tool_service = await closing.enter_async_context(ToolService(settings, shelf, notes))
             state.reasoning_resolver.checkers.tool_service = tool_service
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
 
@@ -144,6 +151,7 @@ def create_app(
                 Limits(settings.tool_steps, seconds=settings.tool_seconds),
                 way=document_answers.way,
                 tool_selector=state.tool_selector,
+                titles=TitleWriter(opened) if settings.titles == "model" else None,
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()

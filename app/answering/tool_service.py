@@ -18,7 +18,6 @@ from app.answering.served_model import ServedModel
 from app.config import Settings
 from app.errors import invalid
 from retrieval.browse import Browser
-from tools.builtin.notes import Notebook
 from tools.builtin.skills import ORIGIN as SKILLS
 from tools.builtin.skills import READ, RUN, skill_tools
 from tools.call_policy import CallPolicy
@@ -34,6 +33,7 @@ from tools.tool import Tool
 
 if TYPE_CHECKING:
     from retrieval import Library
+    from tools.builtin.notes import NoteStore
 
 # A tool that writes or executes asks first, unless it says "never": Python in its sandbox, and notes, which can be
 # undone.
@@ -52,7 +52,8 @@ class UnknownTool(LookupError):
 class ToolService:
     """Open it before use. Its registry changes when plugins do; a run keeps the tools it began with."""
 
-    def __init__(self, settings: Settings, library: Library | None = None) -> None:
+    def __init__(self, settings: Settings, library: Library | None = None, notes: NoteStore | None = None) -> None:
+        """`notes`: the store of the notes' tools; without one they are off."""
         folder = settings.resolved_data_dir
         self.registry = Registry()
         self.grants = SqliteGrants(folder / "permissions.db")
@@ -66,7 +67,7 @@ class ToolService:
             self.registry.provide(Browser, factory=lambda ctx: Browser(library, ctx.user))
         self.off: dict[str, str] = {}  # missing tools, and their remedies
         self._settings = settings
-        self._notes = folder / "notes.db"
+        self._notes = notes
         self._closing = contextlib.AsyncExitStack()
         self._watching: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -154,13 +155,8 @@ class ToolService:
         self.registry.provide(Pure, pure)
         self.registry.add(small_python, origin=BUILT_IN)
 
-    def notebook(self) -> Notebook:
-        """The users' notes, as the notes' tools keep them. Opens a file."""
-        return Notebook(self._notes)
-
     def forget_user(self, user: str, runs: Iterable[str]) -> None:
-        """Forgets the user's notes, grants and permissions, and the calls of these runs. Writes to files."""
-        self.notebook().forget_all(user)
+        """Forgets the user's grants and permissions, and the calls of these runs. Writes to files."""
         self.grants.forget_user(user)
         for run in runs:
             self._journal.forget(run)

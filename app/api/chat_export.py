@@ -201,26 +201,35 @@ def page(chat: SharedChat) -> str:
     title = escape(chat.title)
     turns = "\n".join(_turn(turn, f"t{at}") for at, turn in enumerate(chat.turns, 1))
     empty = "" if chat.turns else "<p class=remark>Nothing was said in this chat.</p>"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="Ponder">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header>
+    return document(
+        title,
+        f"""<header>
 <h1 dir="auto">{title}</h1>
 <p><time datetime="{chat.begun.isoformat()}">{chat.begun:%d %B %Y}</time></p>
 </header>
 <main>
 {turns}{empty}
 </main>
-<footer>Made with Ponder</footer>
+<footer>Made with Ponder</footer>""",
+    )
+
+
+def document(title: str, body: str, language: str = "en") -> str:
+    """Returns a whole page of this look. `title` and `body` are HTML."""
+    return f"""<!doctype html>
+<html lang="{language}">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="robots" content="noindex, nofollow">
+<meta name="generator" content="Ponder">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<title>{title}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+{body}
 </body>
 </html>
 """

@@ -92,6 +92,15 @@ class ChatSearchQuery(BaseModel):
 ChatSearchParams = Annotated[ChatSearchQuery, Depends(QueryParams(ChatSearchQuery))]
 
 
+class DeletedChatQuery(BaseModel):
+    """The parameters of `DELETE /api/chats/{id}`."""
+
+    notes: Literal["keep", "erase"] = Field("keep", description="keep, erase: the notes that memory has from this chat")
+
+
+DeletedChatParams = Annotated[DeletedChatQuery, Depends(QueryParams(DeletedChatQuery))]
+
+
 class ChatQuery(BaseModel):
     """The parameters of `GET /api/chats/{id}`."""
 
@@ -206,12 +215,17 @@ async def change_chat(user: User, state: AppState, chat_id: str, wanted: ChatCha
     if wanted.settings is not None:
         await state.store.chats.get(user, chat_id)  # another's chat is not there, whatever is asked of it
         changes["settings"] = await check_settings(state, user, wanted.settings)
-    return await state.store.chats.change(user, chat_id, changes)
+    changed = await state.store.chats.change(user, chat_id, changes)
+    if changes.get("private"):
+        await state.store.shares.revoke_all(chat_id)
+    return changed
 
 
 @router.delete("/chats/{chat_id}")
-async def delete_chat(user: User, state: AppState, chat_id: str) -> dict[str, Any]:
+async def delete_chat(user: User, state: AppState, chat_id: str, given: DeletedChatParams) -> dict[str, Any]:
     until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
+    await state.store.shares.revoke_all(chat_id)
+    await state.store.memory.let_go_with_chat(user, chat_id, given.notes == "erase")
     if run_id := state.runs.active_in(chat_id):
         await state.runs.cancel(user, run_id)
     return {"id": chat_id, "restorable_until": until}
@@ -300,14 +314,14 @@ ExportParams = Annotated[ExportQuery, Depends(QueryParams(ExportQuery))]
 
 @exchange_router.get("/chats/export")
 async def export_all(user: User, state: AppState) -> Response:
-    return _json(await state.store.exchange.export(user), "ponder-chats")
+    return attached_json(await state.store.exchange.export(user), "ponder-chats")
 
 
 @exchange_router.get("/chats/{chat_id}/export")
 async def export_one(user: User, state: AppState, chat_id: str, given: ExportParams) -> Response:
     store = state.store
     if given.format == "json":
-        return _json(await store.exchange.export(user, chat_id), "ponder-chat")
+        return attached_json(await store.exchange.export(user, chat_id), "ponder-chat")
     write, media_type, end = _FORMS[given.format]
     chat = await shared_chat(store, user, chat_id)
     text = await asyncio.to_thread(write, chat)
@@ -328,7 +342,8 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
     return {"chat_ids": made}
 
 
-def _json(export: dict[str, Any], name: str) -> Response:
+def attached_json(export: dict[str, Any], name: str) -> Response:
+    """Returns JSON as a file of this name."""
     return JSONResponse(export, headers=_attached(name, "json"))
 
 

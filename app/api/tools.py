@@ -1,4 +1,4 @@
-"""Routes of tools, notes, approvals and strategies.
+"""Routes of tools, approvals and strategies.
 
 They list the tools with those that could not be loaded, take a user's decisions while a run waits for them, and list
 the strategies with their options and the thinking that each effort stands for.
@@ -6,9 +6,6 @@ the strategies with their options and the thinking that each effort stands for.
 
 from __future__ import annotations
 
-import asyncio
-import re
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
@@ -23,7 +20,6 @@ from app.request_body import JsonBody
 from app.runs.run_tools import RunTools
 from app.state import State
 from reasoning.fallback import fallback
-from tools.builtin.notes import NoteError
 
 router = APIRouter(prefix="/api", tags=["Tools"], dependencies=[ONLY_KNOWN])
 
@@ -82,24 +78,6 @@ def tool_list(shed: ToolService) -> dict[str, Any]:
             for skill in shed.skills
         ],
     }  # fmt: skip
-
-
-@router.get("/notes")
-async def notes(user: User, state: AppState) -> dict[str, Any]:
-    shed = state.tool_service
-    kept = await asyncio.to_thread(lambda: shed.notebook().all(user))
-    return {"notes": [asdict(note) for note in kept]}
-
-
-@router.delete("/notes/{number}", status_code=204)
-async def forget_note(user: User, state: AppState, number: str) -> None:
-    shed = state.tool_service
-    try:
-        if not re.fullmatch(r"\d{1,9}", number):
-            raise NoteError(f"There is no note {number!r:.60}; GET /api/notes lists them.")
-        await asyncio.to_thread(lambda: shed.notebook().forget(user, int(number)))
-    except NoteError as error:
-        raise ApiError(404, str(error), code="not_found") from None
 
 
 @router.post("/runs/{run_id}/approvals/{approval_id}", status_code=202)

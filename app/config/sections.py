@@ -57,6 +57,12 @@ class AccessSettings(BaseModel):
         accepts="host names such as chat.example.org, comma-separated",
         flag="--allowed-host",
     )
+    sharing: bool = setting(
+        True,
+        "whether users may make [links](features.md#links-to-chats) by which anybody can read a chat",
+        more="Without it links that were made lead nowhere",
+        accepts="true or false: whether users may make links to chats",
+    )
     max_connections: int | None = setting(
         None,
         "connections at the same time",
@@ -167,6 +173,18 @@ class AnswerSettings(BaseModel):
         "the arguments of a call [chosen by embedding](tools.md#choosing-a-tool): copied from the question, or free",
         more="`auto` copies for models of less than 100 million weights",
         accepts="auto, copied or free",
+    )
+    memory: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "whether [notes about users](features.md#memory) are kept across chats",
+        more="`auto` keeps them where each user is known: with keys, or where only this machine reaches the server",
+        accepts="auto, on or off",
+    )
+    titles: Literal["first_question", "model"] = setting(
+        "first_question",
+        "the titles of chats: their first question, or one that the model writes of the first exchange when it is idle",
+        more="see [titles](features.md#titles)",
+        accepts="first_question or model",
     )
     plugins: Path | None = setting(
         None,

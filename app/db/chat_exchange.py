@@ -17,6 +17,7 @@ from app.db.answer_steps import AnswerStep, check_steps, dump_steps
 from app.db.chat_store import CHAT_NUMBER, FOLDER_NAMED, add_folder, chat_of, load_settings, messages_of
 from app.db.connection import insert, row, rows
 from app.db.database import Database
+from app.db.memory_store import MAX_NOTE, MAX_NOTES, ImportedNote, MemoryFull, all_notes, import_note
 from app.db.sqlite import Row, new_id
 from app.db.tables import chats, folders, messages
 
@@ -89,14 +90,31 @@ class ExportedChat(_Part):
     messages: Annotated[list[ExportedMessage], FailFast()]
 
 
+class ExportedText(_Part):
+    """A note's earlier text, as it was until it was changed."""
+
+    text: str = Field(min_length=1, max_length=MAX_NOTE)
+    source: Literal["stated", "tool", "user"] = "user"
+    changed_at: Moment
+
+
+class ExportedNote(ExportedText):
+    """A note of memory, without the chat that it came from; the newest of its earlier texts first."""
+
+    attribute: str | None = Field(None, max_length=200)
+    created_at: Moment
+    earlier: Annotated[list[ExportedText], Field(max_length=1000)] = []
+
+
 class Export(_Part):
-    """The file."""
+    """The file. `notes`: of memory, in a file of all chats, where there are some."""
 
     format: Literal["ponder.chats"] = Field(description='"ponder.chats"')
     version: Literal[1] = Field(description="1")
     chats: Annotated[list[ExportedChat], FailFast()] = Field(
         description="a list of chats as GET /api/chats/export gives them"
     )
+    notes: Annotated[list[ExportedNote], Field(max_length=MAX_NOTES), FailFast()] = []
 
 
 _CHATS = (
@@ -118,23 +136,36 @@ class ChatExchange:
             NotThere: the user has no such chat.
         """
 
-        def read(db: Connection) -> list[Row]:
+        def read(db: Connection) -> Row:
             wanted = _CHATS
             if chat_id is not None:
                 chat_of(db, user, chat_id)
                 wanted = _CHATS.where(chats.c.id == chat_id)
-            return [_exported(chat, messages_of(db, chat["id"])) for chat in rows(db, wanted, user=user)]
+            found = [_exported(chat, messages_of(db, chat["id"])) for chat in rows(db, wanted, user=user)]
+            made = {"format": FORMAT, "version": VERSION, "chats": found}
+            notes = [] if chat_id is not None else [*map(_exported_note, all_notes(db, user))]
+            return {**made, "notes": notes} if notes else made
 
-        return {"format": FORMAT, "version": VERSION, "chats": await self._database.read(read)}
+        return await self._database.read(read)
 
     async def add(self, user: str, export: Export) -> list[str]:
         """The new chats' ids. All chats are kept, or none.
 
         Raises:
-            BadChats: the messages of a chat are no tree, or their steps do not fit together.
+            BadChats: the messages of a chat are no tree, or their steps do not fit together; or memory has no room for
+                the notes.
         """
         await asyncio.to_thread(_check_all, export)
-        return await self._database.read(lambda db: [_add(db, user, chat) for chat in export.chats])
+
+        def add(db: Connection) -> list[str]:
+            for at, note in enumerate(export.notes):
+                try:
+                    import_note(db, user, ImportedNote(**note.model_dump()))
+                except MemoryFull as error:
+                    raise BadChats(f"notes[{at}]", f"does not fit: {error}") from None
+            return [_add(db, user, chat) for chat in export.chats]
+
+        return await self._database.read(add)
 
 
 def _exported(chat: Row, messages: list[Row]) -> Row:
@@ -142,6 +173,11 @@ def _exported(chat: Row, messages: list[Row]) -> Row:
     kept |= {name: bool(chat[name]) for name in ("pinned", "private")}
     kept["settings"] = load_settings(chat["settings"])
     return {**kept, "messages": [_exported_message(each) for each in messages]}
+
+
+def _exported_note(note: Row) -> Row:
+    earlier = [{name: each[name] for name in ExportedText.model_fields} for each in note["earlier"]]
+    return {**{name: note[name] for name in ExportedNote.model_fields if name != "earlier"}, "earlier": earlier}
 
 
 def _exported_message(message: Row) -> Row:

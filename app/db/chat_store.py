@@ -242,6 +242,15 @@ class Chats:
         chat, messages = await self._database.read(lambda db: (chat_of(db, user, id), messages_of(db, id)))
         return _shown(chat), messages
 
+    async def entitle(self, user: str, id: str, was: str, title: str) -> bool:
+        """Gives a chat another title, unless its title is no longer `was`; whether it did."""
+        mine = (chats.c.user == user) & (chats.c.id == id) & (chats.c.title == was)
+
+        def entitle(db: Connection) -> bool:
+            return db.execute(update(chats).where(mine).values(title=title)).rowcount == 1
+
+        return await self._database.read(entitle)
+
     async def change(self, user: str, id: str, changes: Mapping[str, Any]) -> Row:
         """Set some of `title`, `pinned`, `folder_id`, `leaf_id`, `private` and `settings`; a message that is no leaf
         stands for the newest leaf below it. Any: each has its own type.

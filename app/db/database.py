@@ -63,6 +63,10 @@ class Database:
         """Returns the result of `work`, run in the database's thread, in one transaction: all is kept, or nothing."""
         return await asyncio.wrap_future(self._thread.submit(self._transaction, work))
 
+    def call(self, work: Callable[[Connection], T]) -> T:
+        """Returns the same from a thread, which waits for it."""
+        return self._thread.submit(self._transaction, work).result()
+
     async def rows(self, statement: Executable, /, **values: object) -> list[Row]:
         return await self.read(lambda db: rows(db, statement, **values))
 

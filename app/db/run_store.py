@@ -266,7 +266,7 @@ def _begin(
             "created_at": now,
         },
     )  # fmt: skip
-    db.execute(_LEAD, {"now": now, "leaf": answer, "name": _title(branch[-1]["content"]), "chat": chat_id})
+    db.execute(_LEAD, {"now": now, "leaf": answer, "name": question_title(branch[-1]["content"]), "chat": chat_id})
     if key is not None:
         remember(db, user, key, run_id, answer)
     grounded = any(message["grounded"] for message in branch)
@@ -292,15 +292,18 @@ def _answer(tree: Tree, id: str | None, *, at_leaf: bool = False) -> str | None:
 
 
 _TITLE_CHARACTERS = 60
+_TRAILING = ".,;:!…-– "
 
 
-def _title(content: str) -> str:
-    """A chat's name: the start of its first question, cut between words."""
+def question_title(content: str) -> str:
+    """Returns a chat's title: the start of its first question, cut between words, without punctuation at its end but a
+    question mark."""
     text = " ".join(content.split())
     if len(text) <= _TITLE_CHARACTERS:
-        return text
+        return text.rstrip(_TRAILING) or text
     cut = text[:_TITLE_CHARACTERS]
-    return f"{cut.rpartition(' ')[0] or cut}…"
+    cut = cut.rpartition(" ")[0] or cut
+    return f"{cut.rstrip(_TRAILING + '?') or cut}…"
 
 
 def _events(db: Connection, run_id: str) -> list[LoggedEvent]:

@@ -29,10 +29,25 @@ from app.db.chat_exchange import ChatExchange
 from app.db.chat_store import Chats, Folders, chat_of, folder_of
 from app.db.connection import row
 from app.db.database import Database
+from app.db.memory_store import Memory, purge_notes
 from app.db.preset_store import Presets, Prompts
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
+from app.db.share_store import Shares
 from app.db.sqlite import NameTaken, NotThere, Row, steady
-from app.db.tables import chats, events, folders, messages, responses, run_keys, runs
+from app.db.tables import (
+    chats,
+    events,
+    folders,
+    memory_notes,
+    memory_users,
+    messages,
+    preset_members,
+    presets,
+    prompts,
+    responses,
+    run_keys,
+    runs,
+)
 
 _BY_STATUS = select(runs.c.status, func.count().label("runs")).group_by(runs.c.status)
 # Runs are never taken out of their order: the newest rows, by SQLite's number, are the newest runs.
@@ -241,6 +256,8 @@ class Deleted:
 
         def purge(db: Connection) -> float | None:
             now, left = steady(), list[float]()
+            due = select(chats.c.id).where(chats.c.deleted_at <= now - kept_s)
+            purge_notes(db, db.scalars(due).all())
             for table in _TABLES.values():
                 db.execute(delete(table).where(table.c.deleted_at <= now - kept_s))
                 oldest: float | None = db.scalar(select(func.min(table.c.deleted_at)))
@@ -280,6 +297,8 @@ class Store:
         self.runs = RunRows(database)
         self.run_keys = RunKeys(database)
         self.overview = Overview(database)
+        self.memory = Memory(database)
+        self.shares = Shares(database)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Store:
@@ -299,7 +318,7 @@ class Store:
             theirs = select(chats.c.id).where(chats.c.user == user)
             erased = list(db.scalars(select(runs.c.id).where(runs.c.chat_id.in_(theirs))))
             count = db.execute(delete(chats).where(chats.c.user == user)).rowcount
-            for table in (folders, responses, run_keys):
+            for table in (folders, responses, run_keys, presets, preset_members, prompts, memory_notes, memory_users):
                 db.execute(delete(table).where(table.c.user == user))
             return count, erased
 

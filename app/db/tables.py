@@ -13,6 +13,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -186,6 +187,59 @@ prompts = Table(
     Column("created_at", NUMBER, nullable=False),
     Column("updated_at", NUMBER, nullable=False),
     Index("prompts_user", "user", "name", unique=True),
+)  # fmt: skip
+
+memory_users = Table(
+    "memory_users", CHATS,
+    Column("user", Text, primary_key=True),
+    Column("enabled", FLAG, nullable=False, server_default=text("1")),
+    Column("last_number", Integer, nullable=False, server_default=text("0")),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+memory_notes = Table(
+    "memory_notes", CHATS,
+    Column("user", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("attribute", Text),  # the one thing that it tells; null where several notes may tell such
+    Column("source", Text, nullable=False),
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="SET NULL")),
+    Column("message_id", Text),
+    Column("with_chat", FLAG, nullable=False, server_default=text("0")),  # to be erased with its chat
+    Column("created_at", NUMBER, nullable=False),
+    Column("changed_at", NUMBER, nullable=False),
+    PrimaryKeyConstraint("user", "number"),
+    Index("memory_notes_chat", "chat_id"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+memory_versions = Table(  # of notes, before they were changed
+    "memory_versions", CHATS,
+    Column("user", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="SET NULL")),
+    Column("message_id", Text),
+    Column("changed_at", NUMBER, nullable=False),
+    PrimaryKeyConstraint("user", "number", "version"),
+    ForeignKeyConstraint(["user", "number"], ["memory_notes.user", "memory_notes.number"], ondelete="CASCADE"),
+    Index("memory_versions_chat", "chat_id"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+shares = Table(
+    "shares", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("hash", Text, nullable=False, unique=True),  # of the token
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="CASCADE"), nullable=False),
+    Column("title", Text, nullable=False),
+    Column("page", Text, nullable=False),  # HTML, as the chat was
+    Column("created_at", NUMBER, nullable=False),
+    Column("updated_at", NUMBER, nullable=False),
+    Index("shares_chat", "chat_id"),
 )  # fmt: skip
 
 users = Table(

@@ -359,6 +359,22 @@ class StrategyEvent(BaseModel):
     fields: dict[str, JsonValue]
 
 
+class NoteKept(BaseModel):
+    """`replaced`: the note's text before, of the same attribute."""
+
+    number: int
+    text: str
+    replaced: str | None
+
+
+class MemoryKept(BaseModel):
+    """Facts that the question stated were kept for later chats. `full`: there was no room for others."""
+
+    type: Literal["memory.kept"] = "memory.kept"
+    notes: list[NoteKept]
+    full: bool = False
+
+
 class LimitReached(BaseModel):
     """Calling is over: the model answers with what it has."""
 
@@ -429,6 +445,7 @@ Event = Annotated[
     | CandidateChosen
     | StrategyEvent
     | LimitReached
+    | MemoryKept
     | Metrics
     | RunCompleted
     | RunFailed

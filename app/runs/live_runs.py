@@ -22,8 +22,10 @@ from app.db.run_store import Begun, LoggedEvent, RunAnswer, RunKey, Started
 from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.observability.metrics import ServerMetrics
+from app.runs.chat_titles import FirstExchange, TitleWriter
 from app.runs.event_log import RunLog, StepRecorder
 from app.runs.events import RunFailed, RunQueued
+from app.runs.memory import RunMemory
 from app.runs.prompt_builder import History
 from app.runs.rag import GENERATIVE, AnswerWay
 from app.runs.research import WEB_SEARCH
@@ -93,9 +95,11 @@ class Runs:
         *,
         way: Callable[[ServedModel], AnswerWay] = lambda served: GENERATIVE,
         tool_selector: ToolSelector | None = None,
+        titles: TitleWriter | None = None,
     ) -> None:
         """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `way` tells how a model
-        answers from documents. `tool_selector` chooses tools for small models."""
+        answers from documents. `tool_selector` chooses tools for small models. `titles` writes the titles of chats."""
+        self._titles = titles
         self._served = served
         self._way = way
         self._tool_selector = tool_selector
@@ -150,13 +154,20 @@ class Runs:
             raise EngineStopped("The server is stopping.")
         if chat_id in self._busy_chats:
             raise ChatBusy
+        first_question: str | None = None
+
+        def ended(answer: RunAnswer) -> None:
+            self._ended(run, answer)
+            if self._titles is not None and first_question is not None and answer.status == "completed":
+                self._titles.answered(FirstExchange(served, ask.user, chat_id, first_question, answer.content))
+
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
         remote = isinstance(ask.served, RemoteModel)
         served = self._served if isinstance(ask.served, RemoteModel) else ask.served or self._served
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
-            RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=lambda answer: self._ended(run, answer),
+            RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=ended,
             way=GENERATIVE if ask.auto is not None or remote else self._way(served),
             tool_selector=self._tool_selector,
         )  # fmt: skip
@@ -169,6 +180,8 @@ class Runs:
             if begun is None:
                 del self._live[run_id], self._busy_chats[chat_id]
                 run.watch.end("refused")
+        if len(begun.branch) == 1 and not remote and ask.auto is None:
+            first_question = begun.branch[0]["content"]
         run.log.append(RunQueued(position=ahead))
         history = History.of(
             begun.branch, system=ask.system, imported=begun.imported, grounded=begun.grounded, private=begun.private
@@ -177,8 +190,14 @@ class Runs:
             self._tool_service.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
             tainted_by=history.read_from,
         )  # fmt: skip
-        run.begin(history, ask, tools if offered else None)
+        run.begin(history, ask, tools if offered else None, await self._memory(chat_id, ask, begun))
         return Started(run_id, begun.message_id, begun.branch[-1]["id"])
+
+    async def _memory(self, chat_id: str, ask: RunSpec, begun: Begun) -> RunMemory:
+        memory = self._store.memory
+        notes = await memory.for_prompt(ask.user, chat_id, {message["id"] for message in begun.branch})
+        new = begun.branch[-1]["id"] if ask.place.content is not None else None
+        return RunMemory(memory, self._library.embedder, ask.user, chat_id, notes, new)
 
     @property
     def live(self) -> Mapping[str, Run]:
@@ -233,6 +252,8 @@ class Runs:
     async def stop(self) -> None:
         """End every run because the server stops, and let no more begin."""
         self._closing = True
+        if self._titles is not None:
+            await self._titles.close()
         await asyncio.gather(*(run.cancel(STOPPING) for run in self._live.values()))
 
     def _ended(self, run: Run, answer: RunAnswer) -> None:

@@ -33,7 +33,9 @@ from app.runs.events import (
     AnswerDone,
     CitationRef,
     LimitReached,
+    MemoryKept,
     Metrics,
+    NoteKept,
     PrefillProgress,
     RouteAnswering,
     RunCancelled,
@@ -60,6 +62,7 @@ from retrieval.query_rewriting import is_small_talk
 from retrieval.records import among_of
 
 if TYPE_CHECKING:
+    from app.runs.memory import RunMemory
     from app.runs.run_tools import RunTools
     from retrieval import Library
 
@@ -118,6 +121,7 @@ class Run:
         self.log = log
         self.started = False
         self.tools: RunTools | None = None  # once it begins
+        self._memory: RunMemory | None = None  # the same
         self.trace: Trace | None = None  # once the model is asked
         self._served = served
         self._thoughts = thoughts
@@ -151,9 +155,11 @@ class Run:
     def _tally(self) -> Tally:
         return Tally() if self._pipeline is None else self._pipeline.tally
 
-    def begin(self, history: History, ask: RunSpec, tools: RunTools | None) -> asyncio.Task[None]:
+    def begin(
+        self, history: History, ask: RunSpec, tools: RunTools | None, memory: RunMemory | None = None
+    ) -> asyncio.Task[None]:
         """Start making the answer; the task ends when it is made, and raises nothing."""
-        self.tools = tools
+        self.tools, self._memory = tools, memory
         self._task = asyncio.create_task(self._work(history, ask), name=self.id)
         # A task that is cancelled before its first step never runs: its log still ends.
         self._task.add_done_callback(lambda _: self._cut_short())
@@ -176,6 +182,7 @@ class Run:
             self.log.append(AnswerDone(text=text, finish_reason=finish, outcome=outcome))
             if metrics := self._metrics():
                 self.log.append(metrics)
+            await self._remember(history.question)
             self._end(RunCompleted(usage=Usage.of(self._tally)))
         except asyncio.CancelledError:
             self._cut_short()
@@ -184,6 +191,15 @@ class Run:
             explained = from_exception(error)
             retryable = explained.status in (429, 500, 502, 503, 504) or explained.code == "constraint_timeout"
             self._end(RunFailed(code=explained.code or "error", message=explained.message, retryable=retryable))
+
+    async def _remember(self, question: str) -> None:
+        """Keeps what the question states of its user, at the end of the turn."""
+        if self._memory is None:
+            return
+        notes, full = await self._memory.keep_stated(question)
+        if notes or full:
+            kept = [NoteKept(number=note.number, text=note.text, replaced=note.replaced) for note in notes]
+            self.log.append(MemoryKept(notes=kept, full=full))
 
     async def _generate(self, history: History, ask: RunSpec) -> Finish:
         """Makes the answer; returns how it finished."""
@@ -235,8 +251,14 @@ class Run:
             )  # fmt: skip
 
         async def make(served: ServedModel) -> AnswerPlan:
+            said = history
+            if self._memory is not None and self._memory.notes and found is None:  # an answer rests on sources alone
+                said = await asyncio.to_thread(
+                    self._memory.added_to, history, lambda text: len(served.engine.tokenizer.encode(text)),
+                    served.engine.max_model_len,
+                )  # fmt: skip
             plan = await plan_run(
-                served, reasoning_config, history, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
+                served, reasoning_config, said, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
                 user=ask.user, tool_selector=None if self._checked is not None else self._tool_selector,
             )  # fmt: skip
             return replace(plan, search=self._research)

@@ -25,7 +25,7 @@ from tests.app.test_user_isolation import routes
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 4}
-NO_SCOPE = {"/health", "/api/session", "/openapi.json"}
+NO_SCOPE = {"/health", "/api/session", "/openapi.json", "/share/{token}"}
 METERED = {
     "POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages",
     "POST /v1/embeddings",

@@ -37,6 +37,8 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PATCH /api/chats/{chat_id}": {"title": "mine"},
     "POST /api/chats/{chat_id}/runs": {"content": "hi"},
     "PUT /api/chats/{chat_id}/permissions": {"classes": []},
+    "PATCH /api/memory/{number}": {"text": "mine"},
+    "POST /api/memory/{number}/undo": {"text": SECRET},
     "PATCH /api/folders/{folder_id}": {"name": "mine"},
     "PATCH /api/presets/{preset_id}": {"name": "mine"},
     "PATCH /api/prompts/{prompt_id}": {"name": "mine"},
@@ -68,17 +70,21 @@ LISTS: dict[
     "GET /api/jobs": {},
     "GET /api/sequences": {},
     "GET /api/permissions": {},
-    "GET /api/notes": {},
+    "GET /api/shares": {},
+    "GET /api/memory": {},
+    "GET /api/memory/export": {},
     "POST /api/search": {"json": {"query": SECRET}},
 }
 NOBODYS = {  # they make something new, or tell what is the same for everybody
     "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
+    "POST /api/memory", "PATCH /api/memory", "DELETE /api/memory",
     "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
     "POST /api/presets", "POST /api/presets/import", "POST /api/prompts",
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
     "POST /v1/completions", "POST /v1/embeddings", "POST /v1/rerank", "POST /v1/tokenize", "POST /v1/detokenize",
     "POST /v1/responses", "POST /v1/messages",
     "POST /v1/messages/count_tokens", "GET /health", "GET /metrics",
+    "GET /share/{token}",  # its token is the permission
     "GET /api/session", "POST /api/session", "DELETE /api/session",
 }  # fmt: skip
 FORGIVING = {"DELETE /api/chats/{chat_id}/permissions"}  # of a chat that is gone too: it answers, and does nothing
@@ -133,7 +139,8 @@ class Two:
             "/api/folders",
             "/api/presets",
             "/api/prompts",
-            "/api/notes",
+            "/api/memory",
+            "/api/shares",
             f"/v1/responses/{self.ids['response_id']}",
         )
         own = f"/api/collections/{self.ids['collection_id']}"
@@ -162,7 +169,8 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     bob.put("/api/permissions", json={"classes": ["none", "read"]})
     grant = Grant("bob", "weather", "built in", True, preview=SECRET)
     server.app.state.ponder.tool_service.grants.put(grant)
-    note = server.app.state.ponder.tool_service.notebook().remember("bob", SECRET).number
+    share = bob.post(f"/api/chats/{chat}/share").json()["id"]
+    note = bob.post("/api/memory", json={"text": SECRET}).json()["number"]
     server.app.state.ponder.library.rights.invite("carol", _carols(server), "bob", "reader")
     collection = bob.post("/api/collections", json={"name": SECRET}).json()["id"]
     document = add(bob, f"{SECRET}.txt", f"{SECRET} is an island.", collection=collection)
@@ -177,7 +185,7 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
         "chat_id": chat, "run_id": run, "folder_id": folder, "collection_id": str(collection), "job_id": job,
         "document_id": str(document["id"]), "sequence_id": sequence, "response_id": said, "grant_id": grant.id,
         "number": str(note), "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
-        "document_folder": str(papers), "preset_id": preset, "prompt_id": prompt,
+        "document_folder": str(papers), "preset_id": preset, "prompt_id": prompt, "share_id": share,
     }  # fmt: skip
 
 
@@ -229,7 +237,7 @@ def test_nobody_gets_in_without_a_key(two: Two, route: str) -> None:
     address = re.sub(r"\{(\w+)(:path)?\}", "x", path)
     reply = httpx.request(method, f"{two.server.url}{address}")
     if is_open(method, path):
-        assert path in ("/health", "/api/session")
+        assert path in ("/health", "/api/session", "/share/{token}")
         return
     assert reply.status_code == 401, reply.text
     assert reply.headers["www-authenticate"] == "Bearer"

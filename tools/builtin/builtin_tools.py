@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from ponder import Context, NotAnswered, Retry, Tool, Toolset, tool
 from tools.calculation import CalculationError, calculate, dates
 from tools.sql import SqlDatabase
+
+if TYPE_CHECKING:
+    from tools.builtin.notes import NoteStore
 
 Choice = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -97,7 +100,7 @@ def date_arithmetic(start: Text, add: Text = "", until: Text = "", zone: Text = 
 class BuiltinConfig:
     """`searxng_url`: the operator's own search engine. `web`: whether pages may be fetched."""
 
-    notes: Path | None = None
+    notes: NoteStore | Path | None = None
     databases: Mapping[str, SqlDatabase] = field(default_factory=dict)
     web: bool = True
     searxng_url: str = ""
@@ -123,7 +126,7 @@ def builtin_tools(config: BuiltinConfig) -> BuiltinTools:
 
         tools.append(Notes(config.notes))
     else:
-        off["remember, recall, forget, list_notes"] = "No file for notes is configured."
+        off["remember, recall, forget, list_notes"] = "No store of notes is configured."
     if config.databases:
         from tools.builtin.databases import Databases
 

@@ -1,4 +1,4 @@
-"""Keeps notes for a user between chats, in one SQLite file, and finds them again by their words.
+"""Keeps notes for a user between chats, and finds them again by their words: in one SQLite file, or in a host's store.
 
 The notes of a user are never seen by another. Numbers count for each user from 1 and are not given twice.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
@@ -42,11 +42,24 @@ class NoteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """`made`: when, in UTC."""
+    """`made`: when, in UTC. `replaced`: the text that it has just taken the place of."""
 
     number: int
     text: str
     made: str
+    replaced: str | None = None
+
+
+class NoteStore(Protocol):
+    """A host's notes. Called in threads. `chat`: the chat that a call comes from. All raise `NoteError`."""
+
+    def remember(self, user: str, text: str, chat: str | None) -> Note: ...
+
+    def recall(self, user: str, words: str, count: int, chat: str | None) -> list[Note]: ...
+
+    def forget(self, user: str, number: int, chat: str | None) -> Note: ...
+
+    def all(self, user: str, chat: str | None) -> list[Note]: ...
 
 
 class Notebook:
@@ -55,7 +68,7 @@ class Notebook:
         with self._open() as connection:
             connection.executescript(f"PRAGMA journal_mode = WAL; {_LAYOUT}")
 
-    def remember(self, user: str, text: str) -> Note:
+    def remember(self, user: str, text: str, chat: str | None = None) -> Note:
         """Keeps a note; the same text again is the same note.
 
         Raises:
@@ -78,7 +91,7 @@ class Notebook:
                 kept = self._notes(connection, "user = ? AND number = ?", (user, number))
             return kept[0]
 
-    def recall(self, user: str, words: str, count: int = 5) -> list[Note]:
+    def recall(self, user: str, words: str, count: int = 5, chat: str | None = None) -> list[Note]:
         """Notes with any of the words, those first that have more of them."""
         terms = [f'"{word}"' for word in re.findall(r"\w+", words)[:30]]
         if not terms:
@@ -91,7 +104,7 @@ class Notebook:
             )
             return [Note(*row) for row in rows]
 
-    def forget(self, user: str, number: int) -> Note:
+    def forget(self, user: str, number: int, chat: str | None = None) -> Note:
         """
         Raises:
             NoteError: the user has no note of that number.
@@ -106,16 +119,7 @@ class Notebook:
             connection.execute("INSERT INTO note_words(note_words) VALUES ('optimize')")
             return found[0]
 
-    def forget_all(self, user: str) -> int:
-        """Forgets every note of the user, and the counter of their numbers; returns how many they were."""
-        with self._open() as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            forgotten = connection.execute("DELETE FROM note WHERE user = ?", (user,)).rowcount
-            connection.execute("DELETE FROM counter WHERE user = ?", (user,))
-            connection.execute("INSERT INTO note_words(note_words) VALUES ('optimize')")
-            return forgotten
-
-    def all(self, user: str) -> list[Note]:
+    def all(self, user: str, chat: str | None = None) -> list[Note]:
         """The newest first."""
         with self._open() as connection:
             return self._notes(connection, "user = ? ORDER BY number DESC", (user,))
@@ -139,13 +143,18 @@ class Notebook:
 
 
 class Notes(Toolset):
-    """Tools over one file of notes; each call sees the notes of its user alone."""
+    """Tools over a store of notes, or over one file of them; each call sees the notes of its user alone."""
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
+    def __init__(self, store: NoteStore | Path | str) -> None:
+        self._store = store
 
     async def open(self) -> None:
-        self.book = await asyncio.to_thread(Notebook, self._path)
+        store = self._store
+        self.book: NoteStore
+        if isinstance(store, str | Path):
+            self.book = await asyncio.to_thread(Notebook, store)
+        else:
+            self.book = store
 
     @tool(permission="write", approval="never", timeout=10, rate="30/min", idempotent=True)
     def remember(self, ctx: Context, text: Annotated[str, Field(min_length=1, max_length=2000)]) -> str:
@@ -155,10 +164,10 @@ class Notes(Toolset):
             text: one fact, in a sentence that is understood without this chat.
         """
         try:
-            note = self.book.remember(ctx.user, text)
+            note = self.book.remember(ctx.user, text, ctx.chat)
         except NoteError as error:
             raise Retry(str(error)) from None
-        return f"Kept as note {note.number}."
+        return f"Kept as note {note.number}." + ("" if note.replaced is None else f" It replaces: {note.replaced}")
 
     @tool(permission="read", timeout=10, rate="60/min")
     def recall(self, ctx: Context, words: str, count: Annotated[int, Field(ge=1, le=20)] = 5) -> str:
@@ -168,7 +177,10 @@ class Notes(Toolset):
             words: words that the note may have.
             count: how many notes at most.
         """
-        return _listed(self.book.recall(ctx.user, words, count)) or "No note has any of these words."
+        try:
+            return _listed(self.book.recall(ctx.user, words, count, ctx.chat)) or "No note has any of these words."
+        except NoteError as error:
+            raise Retry(str(error)) from None
 
     @tool(permission="write", timeout=10, rate="30/min")
     def forget(self, ctx: Context, number: int) -> str:
@@ -178,14 +190,17 @@ class Notes(Toolset):
             number: its number, as recall and list_notes show it.
         """
         try:
-            return f"Forgotten: {self.book.forget(ctx.user, number).text}"
+            return f"Forgotten: {self.book.forget(ctx.user, number, ctx.chat).text}"
         except NoteError as error:
             raise Retry(str(error)) from None
 
     @tool(permission="read", timeout=10, rate="60/min")
     def list_notes(self, ctx: Context) -> str:
         """List all notes that are kept for the user, the newest first."""
-        return _listed(self.book.all(ctx.user)) or "There are no notes."
+        try:
+            return _listed(self.book.all(ctx.user, ctx.chat)) or "There are no notes."
+        except NoteError as error:
+            raise Retry(str(error)) from None
 
 
 def _listed(notes: Iterable[Note]) -> str:

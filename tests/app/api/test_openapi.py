@@ -36,6 +36,7 @@ _ALL = (*ROUTERS, openai.router, responses.router, anthropic_router)
 BODIES, PARAMETERS = models_of(_ALL, JsonBody), models_of(_ALL, QueryParams)
 WITHOUT_BODY = {
     "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
+    "POST /api/chats/{chat_id}/share", "POST /api/shares/{share_id}/update",
     "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel", "POST /api/invitations/{collection_id}/accept",
     "PUT /api/presets/{preset_id}/members/{member}",
 }  # fmt: skip

@@ -67,24 +67,25 @@ def test_a_call_shows_what_with_how_far_and_what_came_of_it(page: Page, fake: Fa
         expect(card(page, "fetch")).to_contain_text("failed after 1.2 s")  # the run's log knows that, the chat does not
 
 
-def test_a_note_that_was_kept_unasked_is_forgotten_with_a_press(page: Page, fake: FakeServer, watch: Watch) -> None:
+def test_a_note_that_was_kept_unasked_is_taken_back_with_a_press(page: Page, fake: FakeServer, watch: Watch) -> None:
     watch.expect_errors()
-    answers, forgotten = iter([500, 204]), list[str]()
+    answers, asked = iter([500, 200]), list[tuple[str, str | None]]()
 
-    def forget(route: Route) -> None:
-        forgotten.append(f"{route.request.method} {route.request.url.removeprefix(fake.url)}")
-        route.fulfill(status=next(answers), json={"error": {"message": "The disk is full."}})
+    def undo(route: Route) -> None:
+        asked.append((route.request.url.removeprefix(fake.url), route.request.post_data))
+        route.fulfill(status=next(answers), json={"note": None})
 
-    page.route("**/api/notes/*", forget)
-    fake.play([call("remember", '{"text": "Likes tea."}'), result("remember", "Kept as note 7.")], ENDED)
+    page.route("**/api/memory/*/undo", undo)
+    kept_text = "Kept as note 7. It replaces: Likes rum."
+    fake.play([call("remember", '{"text": " Likes  tea."}'), result("remember", kept_text)], ENDED)
     ask(page)
     kept = card(page, "remember")
-    expect(kept.get_by_role("status")).to_contain_text("Kept for later chats.")
-    kept.get_by_role("button", name="Forget it").click()
-    expect(kept.get_by_role("status")).to_contain_text("could not be forgotten")
-    kept.get_by_role("button", name="Forget it").click()
-    expect(kept.get_by_role("status")).to_have_text("Forgotten.")
-    assert forgotten == ["DELETE /api/notes/7"] * 2
+    expect(kept.get_by_role("status")).to_contain_text("Likes tea., instead of “Likes rum.”")
+    kept.get_by_role("button", name="Undo: Likes tea.").click()
+    expect(kept.get_by_role("status")).to_contain_text("could not be taken back")
+    kept.get_by_role("button", name="Undo: Likes tea.").click()
+    expect(kept.get_by_role("status")).to_have_text("Taken back.")
+    assert asked == [("/api/memory/7/undo", '{"text":"Likes tea."}')] * 2
 
 
 def test_calls_are_shown_from_what_the_chat_keeps_when_the_log_is_gone(

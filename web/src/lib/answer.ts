@@ -23,6 +23,7 @@ import { AUTO } from "./asking/settings";
 import type {
   AnswerDone,
   LimitReached,
+  MemoryKept,
   Metrics,
   PrefillProgress,
   RemoteSent,
@@ -57,6 +58,7 @@ export interface Answer {
   readonly calls: readonly Call[];
   readonly reduced: Omit<RunReduced, "type"> | null; // what it got less of, as many waited
   readonly limit: LimitReached["limit"] | null; // what ended its calling
+  readonly kept: Omit<MemoryKept, "type"> | null; // facts of its question, for later chats
   readonly grounds: Grounds | null; // what was found in documents
   readonly marks: readonly Mark[];
   readonly tried: readonly Omit<RouteTried, "type">[]; // models, by the router
@@ -88,6 +90,7 @@ export const EMPTY: Answer = {
   calls: [],
   reduced: null,
   limit: null,
+  kept: null,
   grounds: null,
   marks: [],
   tried: [],
@@ -176,6 +179,8 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return { calls: reduceCalls(answer.calls, event) };
     case "limit.reached":
       return { limit: event.limit };
+    case "memory.kept":
+      return { kept: { notes: event.notes, full: event.full } };
     case "citation.sources": {
       const { type: _, ...grounds } = event;
       return { grounds };

@@ -295,15 +295,6 @@ export async function answerQuestion(runId: string, questionId: string, text: st
   await post(`${runPath(runId)}/questions/${encodeURIComponent(questionId)}`, { text });
 }
 
-/** Forgets a note; one that is gone already is none to complain about. */
-export async function forgetNote(number: number): Promise<void> {
-  try {
-    await request(`/api/notes/${number}`, { method: "DELETE" });
-  } catch (error) {
-    if (!(error instanceof ApiError && error.status === 404)) throw error;
-  }
-}
-
 export const getPermissions = (): Promise<Permissions> => get("/api/permissions");
 
 export async function allowClasses(classes: readonly Permission[]): Promise<Permissions> {

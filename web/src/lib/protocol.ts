@@ -3,6 +3,13 @@
 export interface JsonValue {
 }
 
+/** `replaced`: the note's text before, of the same attribute. */
+export interface NoteKept {
+  number: number;
+  text: string;
+  replaced: string | null;
+}
+
 /** Characters `start` to `end` of a document, which are `text`. */
 export interface SourceShown {
   label: string;
@@ -328,6 +335,13 @@ export interface LimitReached {
   limit: "steps" | "tokens" | "seconds" | "context";
 }
 
+/** Facts that the question stated were kept for later chats. `full`: there was no room for others. */
+export interface MemoryKept {
+  type: "memory.kept";
+  notes: NoteKept[];
+  full: boolean;
+}
+
 /** At most four a second while the answer grows, and once at its end. */
 export interface Metrics {
   type: "metrics";
@@ -391,6 +405,7 @@ export type RunEvent =
   | CandidateChosen
   | StrategyEvent
   | LimitReached
+  | MemoryKept
   | Metrics
   | RunCompleted
   | RunFailed

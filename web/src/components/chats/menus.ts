@@ -9,6 +9,7 @@ export interface Deeds {
   pin: (chat: ChatSummary) => void; // or unpin
   keepPrivate: (chat: ChatSummary) => void; // or not any more
   move: (chat: ChatSummary, folder: Folder | null) => void;
+  share: (chat: ChatSummary) => void; // by a link
   remove: (chat: ChatSummary) => void;
   removeFolder: (folder: Folder) => void;
   addFolder: (into: ChatSummary | null) => void; // and put a chat into it
@@ -45,6 +46,7 @@ export function ofChat(chat: ChatSummary, folders: readonly Folder[], remotes: b
         href: exportPath(chat.id, format),
       })),
     },
+    { label: strings.list.link, icon: "link", act: () => deeds.share(chat) },
     { label: strings.list.remove, icon: "bin", danger: true, act: () => deeds.remove(chat) },
   ];
 }

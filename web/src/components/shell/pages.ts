@@ -16,5 +16,7 @@ type Loader = () => Promise<{ default: Component<PageProps> }>;
 export const PAGES: Readonly<Record<string, Loader>> = {
   documents: () => import("../documents/DocumentsPage.svelte"),
   presets: () => import("../presets/PresetsPage.svelte"),
+  memory: () => import("../memory/MemoryPage.svelte"),
+  shared: () => import("../share/SharedPage.svelte"),
   operator: () => import("../operator/OperatorPage.svelte"),
 };

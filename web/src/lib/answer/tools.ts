@@ -6,6 +6,7 @@ import type { StoredStep } from "../api";
 import type {
   ApprovalRequested,
   ApprovalResolved,
+  NoteKept,
   QuestionAnswered,
   QuestionAsked,
   ToolCall,
@@ -55,11 +56,17 @@ export interface Call {
   readonly questions: readonly Question[];
 }
 
-/** The number of the note that a call has kept, which can be forgotten again; null for any other call. */
-export function noteOf(call: Call): number | null {
+/** The note that a call has kept, which can be taken back; null for any other call. */
+export function noteOf(call: Call): NoteKept | null {
   if (call.name !== "remember" || call.state !== "done") return null;
-  const number = /^Kept as note (\d+)\.$/.exec(call.result?.text ?? "")?.[1];
-  return number === undefined ? null : Number(number);
+  const [, number, replaced] = /^Kept as note (\d+)\.(?: It replaces: (.*))?$/s.exec(call.result?.text ?? "") ?? [];
+  if (number === undefined) return null;
+  try {
+    const { text } = JSON.parse(call.arguments) as { text: string };
+    return { number: Number(number), text: text.split(/\s+/).filter(Boolean).join(" "), replaced: replaced ?? null };
+  } catch {
+    return null; // not all of the call is there
+  }
 }
 
 export type ToolEvent =

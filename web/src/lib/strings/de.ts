@@ -429,12 +429,7 @@ export const de: Strings = {
     repetition: "Angehalten: Die Antwort wiederholte sich.",
     sources: "Angehalten: Die Antwort wurde länger als ihre Quellen.",
   },
-  note: {
-    kept: "Für spätere Chats gemerkt.",
-    forget: "Vergessen",
-    forgotten: "Vergessen.",
-    failed: "Das ließ sich nicht vergessen. Versuche es noch einmal.",
-  },
+  memory: "Gedächtnis",
   unshown: "Diese Nachricht ließ sich nicht darstellen. Das ist ihr Text:",
   announceDone: (text: string) => `Antwort: ${text}`,
   announceStopped: "Angehalten.",

@@ -414,12 +414,7 @@ export const en = {
     repetition: "Stopped: the answer repeated itself.",
     sources: "Stopped: the answer grew longer than its sources.",
   },
-  note: {
-    kept: "Kept for later chats.",
-    forget: "Forget it",
-    forgotten: "Forgotten.",
-    failed: "It could not be forgotten. Try again.",
-  },
+  memory: "Memory",
   unshown: "This message could not be shown. This is its text:",
   announceDone: (text: string) => `Answer: ${text}`,
   announceStopped: "Stopped.",

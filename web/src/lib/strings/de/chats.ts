@@ -53,6 +53,7 @@ export const list: typeof List = {
   move: "In einen Ordner verschieben",
   noFolder: "Kein Ordner",
   share: "Als Datei sichern",
+  link: "Per Link teilen",
   formats: { html: "Webseite, zum Lesen", markdown: "Markdown, zum Lesen", json: "JSON, zum Wiedereinlesen" },
   remove: "Löschen",
   newFolder: "Neuer Ordner",

@@ -53,6 +53,7 @@ export const list = {
   move: "Move to a folder",
   noFolder: "No folder",
   share: "Save as a file",
+  link: "Share by a link",
   formats: { html: "Web page, to read", markdown: "Markdown, to read", json: "JSON, to import again" },
   remove: "Delete",
   newFolder: "New folder",
