@@ -188,9 +188,9 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
         page.keyboard.press("Tab")
     title = "one two"
     assert order[:3] == ["Skip to the message box", "Ponder", "New chat"]
-    assert order[3:6] == ["More for all chats", "Documents", "Search chats"]
-    assert order[6:8] == [title, f"More for “{title}”"]
-    rest = [name.split()[0].rstrip(":") for name in order[8:]]
+    assert order[3:7] == ["More for all chats", "Documents", "Memory", "Search chats"]
+    assert order[7:9] == [title, f"More for “{title}”"]
+    rest = [name.split()[0].rstrip(":") for name in order[9:]]
     expected = ["Keys", "Theme", "Edit", "Thought"]
     assert [name for name in rest if name in expected] == expected
     assert order[-1] == "Message"
