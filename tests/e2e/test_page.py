@@ -178,7 +178,7 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
     expect(box(page)).to_be_focused()
     expect(page.get_by_role("link", name="one two")).to_be_visible()
     page.get_by_role("link", name="Skip to the message box").focus()
-    for _ in range(24):
+    for _ in range(26):
         shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
         name = page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.innerText")
         assert shown or name == "Message", f"{name} does not show its focus"  # the box's frame shows it instead
@@ -188,9 +188,9 @@ def test_everything_can_be_done_from_the_keyboard(page: Page, fake: FakeServer) 
         page.keyboard.press("Tab")
     title = "one two"
     assert order[:3] == ["Skip to the message box", "Ponder", "New chat"]
-    assert order[3:7] == ["More for all chats", "Documents", "Memory", "Search chats"]
-    assert order[7:9] == [title, f"More for “{title}”"]
-    rest = [name.split()[0].rstrip(":") for name in order[9:]]
+    assert order[3:8] == ["More for all chats", "Documents", "Assistants", "Memory", "Search chats"]
+    assert order[8:10] == [title, f"More for “{title}”"]
+    rest = [name.split()[0].rstrip(":") for name in order[10:]]
     expected = ["Keys", "Theme", "Edit", "Thought"]
     assert [name for name in rest if name in expected] == expected
     assert order[-1] == "Message"

@@ -15,13 +15,13 @@ import sqlalchemy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.config import LOCAL_USER, BadSetting
+from app.config import AUTO_NAME, LOCAL_USER, BadSetting
 from app.db.answer_steps import Usage
 from app.db.migrations import newest_revision
 from app.db.run_store import RESTART_GAP, Place
 from app.db.store import LoggedEvent, Store
 from app.runs.event_log import Deltas, RunLog
-from app.runs.events import AnswerDelta, RunCancelled, RunQueued
+from app.runs.events import AnswerDelta, RouteAnswering, RunCancelled, RunQueued, RunStarted
 from app.runs.live_runs import RESTARTED, recover_runs
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
@@ -140,6 +140,8 @@ async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> 
     await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
     log = RunLog("run_1", store.runs)
     log.append(RunQueued(position=0))
+    log.append(RunStarted(model=AUTO_NAME, started_at=1.0, max_tokens=9))
+    log.append(RouteAnswering(model="small"))
     log.append(AnswerDelta(text="half an "))
     log.append(AnswerDelta(text="answer"))
     log.flush()
@@ -150,9 +152,10 @@ async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> 
     assert await store.runs.fail_unfinished(restarted, lambda events: recover_runs(events, "restarted")) == 1
     events = await store.runs.events("run_1")
     assert events[-1].type == "run.failed" and json.loads(events[-1].data)["code"] == "server_restarted"
-    assert events[-1].seq == 3 + RESTART_GAP  # above any number that a reader saw before the crash
+    assert events[-1].seq == 5 + RESTART_GAP  # above any number that a reader saw before the crash
     answer = (await store.chats.whole(LOCAL_USER, chat["id"]))[1][1]
     assert (answer["status"], answer["content"], answer["error"]) == ("failed", "half an answer", "restarted")
+    assert answer["model"] == "small", "`auto` wrote nothing"
     assert await store.runs.fail_unfinished(restarted, lambda events: recover_runs(events, "")) == 0
     await store.close()
 

@@ -67,11 +67,8 @@ Script = Sequence[Event | Gate | Pace]
 
 
 def thinking(*pieces: str) -> list[Event | Gate]:
-    return [
-        ThinkingStarted(started_at=time.time()),
-        *(ThinkingDelta(text=piece) for piece in pieces),
-        ThinkingDone(duration_s=1.2, tokens=43),
-    ]
+    told = (ThinkingDelta(text=piece) for piece in pieces)
+    return [ThinkingStarted(started_at=time.time()), *told, ThinkingDone(duration_s=1.2, tokens=43)]
 
 
 def answer(*pieces: str | Gate) -> list[Event | Gate]:
