@@ -108,7 +108,7 @@ def test_a_limit_leaves_a_partial_report_that_says_so(ana: httpx.Client) -> None
 @pytest.mark.usefixtures("library")
 def test_time_that_is_up_leaves_what_was_found(ana: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck_at_the_mill(monkeypatch)
-    log = answered(ana, strategy_options={"seconds": 2.0})
+    log = answered(ana, strategy_options={"seconds": 5.0})
     text = text_of(log)
     assert text.startswith("*This report is partial: the time was up.* Not looked into: how many wheels")
     assert "The dam of Orsk was finished in 1931. [S1]" in text and log[-1]["type"] == "run.completed"
