@@ -427,15 +427,16 @@ def explain(error: ValidationError, model: type[BaseModel]) -> ApiError:
 
 
 def _accepted(location: tuple[int | str, ...], model: type[BaseModel]) -> str | None:
-    """The description of the field at a place, or of the nearest one around it; the names of an object's fields where
-    it has none of this name."""
+    """The description of the field at a place, or of the nearest one around it, with the names of an object's fields
+    where it has none of this name."""
     description: str | None = None
     inside: type[BaseModel] | None = model
     for part in location:
         if inside is None or not isinstance(part, str):
             break
         if part not in inside.model_fields:
-            return description if inside is model else ", ".join(sorted(inside.model_fields))
+            fields = ", ".join(sorted(inside.model_fields))
+            return description if inside is model else f"{description} (fields: {fields})" if description else fields
         field = inside.model_fields[part]
         description = field.description or description
         kinds = get_args(field.annotation) or (field.annotation,)

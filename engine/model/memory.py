@@ -225,7 +225,7 @@ def kv_groups(
 
 def adapter_bytes(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
     """Returns about how many bytes the configured adapters take of the device: on a CPU they are kept as they were
-    read, in float32, and beside that as they run. Raises CheckpointError: there is no such adapter."""
+    read, in float32, and beside that as they run."""
     each = dtype.itemsize + (4 if device.type == "cpu" else 0)
     return each * sum(adapter_elements(path) for _, path in config.adapters)
 

@@ -177,15 +177,11 @@ def read_adapter(adapter: str, spec: ModelSpec, names: WeightNames, base: str = 
 
 
 def adapter_elements(adapter: str) -> int:
-    """Returns the number of an adapter's weights, from its files' headers; 0 where `read_adapter` will refuse them.
-
-    Raises:
-        CheckpointError: there is no such adapter.
-    """
+    """Returns the number of an adapter's weights, from its files' headers; 0 where `read_adapter` will refuse them."""
     try:
         with safe_open(resolve_adapter(adapter) / WEIGHTS, framework="pt") as file:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no dict
-    except (SafetensorError, OSError):
+    except (CheckpointError, SafetensorError, OSError):
         return 0
 
 

@@ -146,7 +146,9 @@ def test_a_tool_runner_goes_on_without_a_thread(claude: anthropic.Anthropic) -> 
     body: Any = refused.value.body
     assert body["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     messages: Any = HI
-    runner = claude.beta.messages.tool_runner(model="tiny", max_tokens=5, messages=messages, tools=[])
+    runner = claude.beta.messages.tool_runner(
+        model="tiny", max_tokens=5, messages=messages, tools=[], extra_body={"temperature": 0}
+    )
     assert runner.until_done().stop_reason == "max_tokens"
 
 
