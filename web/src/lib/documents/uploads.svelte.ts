@@ -152,6 +152,13 @@ export class Uploads {
     this.#keep();
   }
 
+  /** Forgets what was added and needs no look: there was nothing wrong with it. */
+  settle(): void {
+    const told = ({ stage, faults }: Upload): boolean => (stage === "done" || stage === "unchanged") && faults.length === 0;
+    this.list = this.list.filter((upload) => !told(upload));
+    this.#keep();
+  }
+
   /** Forget all that is over. */
   clear(): void {
     this.list = this.list.filter((upload) => !upload.over);

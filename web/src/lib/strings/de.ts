@@ -81,6 +81,7 @@ export const de: Strings = {
     line: "Neue Zeile beginnen",
     stop: "Antwort anhalten",
     write: "Zum Nachrichtenfeld",
+    prompts: "Gespeicherte Prompts, im leeren Nachrichtenfeld",
     newChat: "Neuer Chat",
     search: "Chats durchsuchen",
     above: "Der Chat darüber in der Liste",

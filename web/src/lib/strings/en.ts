@@ -75,6 +75,7 @@ export const en = {
     line: "Start a new line",
     stop: "Stop the answer",
     write: "Go to the message box",
+    prompts: "Saved prompts, in an empty message box",
     newChat: "New chat",
     search: "Search the chats",
     above: "The chat above in the list",
