@@ -183,7 +183,7 @@ def test_chats_are_dragged_into_folders_that_stay_as_they_were_left(page: Page, 
     assert sorted(rows(page)) == ["Notes", "Plans"]
     page.reload()
     expect(row(page, "Plans")).to_be_visible()
-    row(page, "Plans").drag_to(page.get_by_role("navigation", name="Chats"), target_position={"x": 100, "y": 400})
+    row(page, "Plans").drag_to(page.get_by_role("navigation", name="Chats"), target_position={"x": 100, "y": 280})
     expect(page.get_by_role("region", name="Today").get_by_role("link")).to_have_text(["Plans"])
     notice(page, "“Plans” is in no folder now").get_by_role("button", name="Undo").click()
     expect(folder).to_have_accessible_name("Work, 2 chats")
