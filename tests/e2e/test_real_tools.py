@@ -108,11 +108,12 @@ def tool(server: RealServer) -> Iterator[Tool]:
 
 
 @pytest.fixture
-def page(new_page: NewPage, server: RealServer) -> Page:
+def page(new_page: NewPage, server: RealServer) -> Iterator[Page]:
     page = new_page()
     page.goto(server.url)
     wishes(page, **WISHES)
-    return page
+    yield page
+    page.close()  # before the server's connections are cut, which a page that still reads would take for an error
 
 
 def card(page: Page) -> Locator:
