@@ -28,6 +28,8 @@ from tests.engine.speculation.test_same_tokens import Planted
 from tests.engine.speculation.test_trees import PlantedTrees
 from tests.lora import ALL, write_adapter
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [(i * i * 7 + i) % 300 + 3 for i in range(50)]
 SPAN = Span(GREEDY, max_tokens=12, ignore_eos=True, logprobs=2)
 

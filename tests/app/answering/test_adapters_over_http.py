@@ -19,6 +19,8 @@ from tests.app.gate import GatedEmbedder
 from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.lora import ALL, write_adapter
 
+pytestmark = pytest.mark.slow
+
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 

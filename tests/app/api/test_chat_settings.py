@@ -12,6 +12,8 @@ from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.runs.test_run_settings import prompt, recipe
 
+pytestmark = pytest.mark.slow
+
 KEPT: dict[str, Any] = {"system": "You answer in rhymes.", "temperature": 0.25, "seed": 7, "max_tokens": 3}
 
 

@@ -21,6 +21,8 @@ from tools.builtin.notes import Notebook
 from tools.outcome import Call, Outcome
 from tools.session import Session
 
+pytestmark = pytest.mark.slow
+
 
 def remember(server: Server, text: str, user: str, run: str, chat: str | None = None) -> Outcome:
     return called(server, "remember", {"text": text}, user, run, chat)

@@ -14,6 +14,8 @@ from tests.app.chatting import Json, change, read
 from tests.app.conftest import Server
 from tests.app.library import error
 
+pytestmark = pytest.mark.slow
+
 PIRATE: Json = {
     "name": "Pirate", "icon": "🏴‍☠️", "description": "Speaks like one.",
     "settings": {"system": "Arr.", "temperature": 0.5, "max_tokens": 3},

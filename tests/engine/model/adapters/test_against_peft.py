@@ -18,6 +18,8 @@ from tests.engine.model.stepping import Stepper, apart
 
 peft = pytest.importorskip("peft", reason="PEFT is the oracle of adapters, and is not installed here")
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-4
 VISIBLE = 1e-2
 SEPARATE = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
