@@ -14,7 +14,7 @@ from training.conversation import Case, Conversation, ModelReply, SpokenCall
 from training.phrases import read
 from training.tasks import tool_choice
 from training.tasks.tool_choice import Kind, case, conversation, same
-from training.tool_bank import concepts, deeds, frames, made, rivals, thing, values
+from training.tool_bank import composed, concepts, frames, made, rivals, thing, values
 from training.tool_bank.requests import request
 from training.tool_bank.toolbox import toolbox
 
@@ -105,8 +105,8 @@ def test_wordings_of_made_up_tools_name_their_thing() -> None:
 
 def test_tools_of_parts_name_what_they_require_and_their_thing() -> None:
     rng = Random(4)
-    built = [deeds.deed(rng, "train", "zorble", verb) for verb in deeds.VERBS for _ in range(3)]
-    built += [deeds.question(rng, "train", "zorble", asked) for asked in deeds.QUESTIONS for _ in range(3)]
+    built = [composed.action(rng, "train", "zorble", verb) for verb in composed.VERBS for _ in range(3)]
+    built += [composed.question(rng, "train", "zorble", asked) for asked in composed.QUESTIONS for _ in range(3)]
     for concept in built:
         names = [param.names[0] for param in concept.params]
         assert len(set(names)) == len(names), concept
@@ -117,21 +117,21 @@ def test_tools_of_parts_name_what_they_require_and_their_thing() -> None:
 
 
 def test_a_made_up_verb_stays_with_its_tool() -> None:
-    concept = deeds.deed(Random(5), "train", "lamp", "glorp")
+    concept = composed.action(Random(5), "train", "lamp", "glorp")
     assert all(re.search(r"\bglorp", ask.template.lower()) for ask in concept.asks)
-    assert rivals(concept, deeds.deed(Random(6), "train", "lamp", "glorp"))
-    assert not rivals(concept, deeds.deed(Random(6), "train", "lamp", "frimp"))
+    assert rivals(concept, composed.action(Random(6), "train", "lamp", "glorp"))
+    assert not rivals(concept, composed.action(Random(6), "train", "lamp", "frimp"))
 
 
 def test_what_tells_an_attribute_never_meets_a_question_about_the_same_thing() -> None:
-    asked = deeds.question(Random(7), "train", "lamp", "cost")
+    asked = composed.question(Random(7), "train", "lamp", "cost")
     assert rivals(asked, made(Random(8), "train", "get", "lamp"))
     assert not rivals(asked, made(Random(8), "train", "get", "door"))
     assert not rivals(asked, made(Random(8), "train", "remove", "lamp"))
 
 
 def test_no_verb_belongs_to_two_groups_nor_to_a_shape_or_a_held_out_tool() -> None:
-    verbs = [verb for group in deeds.synonyms() for verb in group]
+    verbs = [verb for group in composed.synonyms() for verb in group]
     assert len(set(verbs)) == len(verbs) > 400
     shapes = [made(Random(1), part, frame, "zorble") for part in ("train", "held_out") for frame in frames(part)]
     named = [name for concept in (*shapes, *concepts("held_out")) for name in concept.names]

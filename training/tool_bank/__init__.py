@@ -31,7 +31,7 @@ _PARAM = re.compile(
 )
 _NUMBERS = frozenset({"int", "num", "amount"})
 _SLOT = re.compile(r"\{([^}]+)\}")
-_TELLING = frozenset({"get", "measure", "find", "log"})  # shapes that could answer a question of deeds.toml
+_TELLING = frozenset({"get", "measure", "find", "log"})  # shapes that could answer a question of composed.toml
 _ARTICLE = re.compile(r"\ba (?=[aeio]|u(?!ni))")
 
 

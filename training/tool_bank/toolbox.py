@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 
 from training.conversation import Phrasing
-from training.tool_bank import Concept, concepts, deeds, frames, made, rivals, thing
+from training.tool_bank import Concept, composed, concepts, frames, made, rivals, thing
 from training.tool_bank.offered import Offered, offer, schema_type
 
 
@@ -34,14 +34,14 @@ def alike(rng: Random, phrasing: Phrasing, concept: Concept) -> Concept:
 
 
 def _shaped(rng: Random, phrasing: Phrasing, shape: str, noun: str) -> Concept:
-    """The made-up tool of one shape about one thing, each sampled where it is "". Evaluation has no deeds."""
+    """The made-up tool of one shape about one thing, each sampled where it is "". Evaluation has none that are composed."""
     family, _, of = shape.partition("_")
     if not shape and phrasing == "train" and rng.random() < 0.6:
-        family = rng.choice(("deed", "deed", "deed", "question"))
-    if family == "deed":
-        return deeds.deed(rng, phrasing, noun or thing(rng, phrasing), of)
+        family = rng.choice(("action", "action", "action", "question"))
+    if family == "action":
+        return composed.action(rng, phrasing, noun or thing(rng, phrasing), of)
     if family == "question":
-        return deeds.question(rng, phrasing, noun or thing(rng, phrasing), of)
+        return composed.question(rng, phrasing, noun or thing(rng, phrasing), of)
     return made(rng, phrasing, shape or rng.choice(frames(phrasing)), noun or thing(rng, phrasing))
 
 

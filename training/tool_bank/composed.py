@@ -17,7 +17,7 @@ from typing import Any
 from training.conversation import Phrasing
 from training.tool_bank import Ask, Concept, Param, plural, values
 
-_PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("deeds.toml").read_text(encoding="utf-8"))
+_PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("composed.toml").read_text(encoding="utf-8"))
 _WORD = re.compile(r"\b[VPOR]\b")
 _DOUBLED = re.compile(r"[^aeiou][aeiou][bdgmnpt]$")
 VERBS = tuple(group.split("/")[0].split("=")[0] for group in _PARTS["verbs"]["all"])
@@ -26,12 +26,12 @@ _INVENTED = 0.2  # share of the verbs that are made up
 _WORDINGS = 6  # of one tool
 
 
-def deed(rng: Random, phrasing: Phrasing, noun: str, verb: str = "") -> Concept:
+def action(rng: Random, phrasing: Phrasing, noun: str, verb: str = "") -> Concept:
     """A tool that does to `noun` what a verb says: `verb` or one of its synonyms; "": any, or a made-up one."""
     verb = verb or (values.made_up(rng, phrasing) if rng.random() < _INVENTED else rng.choice(VERBS))
     forms = _forms().get(verb) or ((verb, _participle(verb)),)
     attribute = rng.choice(values.bank("attribute", phrasing))
-    key, (base, _) = f"{phrasing}.deed_{forms[0][0]}", rng.choice(forms)
+    key, (base, _) = f"{phrasing}.action_{forms[0][0]}", rng.choice(forms)
     target, spoken = _object(rng, noun)
     roles = [
         _role(line, noun, attribute)
