@@ -34,7 +34,7 @@ def alike(rng: Random, phrasing: Phrasing, concept: Concept) -> Concept:
 
 
 def _shaped(rng: Random, phrasing: Phrasing, shape: str, noun: str) -> Concept:
-    """The made-up tool of one shape about one thing, each sampled where it is "". Evaluation has none that are composed."""
+    """The made-up tool of a shape about a thing, each sampled where it is "". Evaluation has none that are composed."""
     family, _, of = shape.partition("_")
     if not shape and phrasing == "train" and rng.random() < 0.6:
         family = rng.choice(("action", "action", "action", "question"))
