@@ -156,8 +156,8 @@ def test_a_stream_says_what_the_whole_reply_says(pebble_http: httpx.Client) -> N
         body = {"model": "default", "prompt": ["So", "Thus"], "n": 2, "seed": at, "temperature": 1.2, **fields}
         whole_texts = [c["text"] for c in pebble_http.post(COMPLETIONS, json=body).json()["choices"]]
         streamed: dict[int, str] = {}
-        for line in pebble_http.post(COMPLETIONS, json={**body, "stream": True}).text.split("\n\n")[:-2]:
-            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+        for line in pebble_http.post(COMPLETIONS, json={**body, "stream": True}).text.split("\n\n"):
+            for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
                 streamed[choice["index"]] = streamed.get(choice["index"], "") + choice["text"]
         assert [streamed[i] for i in range(4)] == whole_texts
 

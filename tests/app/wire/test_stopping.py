@@ -48,9 +48,10 @@ class Reader(threading.Thread):
             self.broken = error
 
     def events(self) -> list[str]:
-        """Returns what came, once the stream is over."""
+        """Returns what came but the pings of long pauses, once the stream is over."""
         self.join(60)
-        return b"".join(self._received).decode().split("\n\n")
+        events = b"".join(self._received).decode().split("\n\n")
+        return [event for event in events if event != ": ping"]
 
     def texts(self) -> dict[int, str]:
         """The answers, when the stream has ended as it should."""
