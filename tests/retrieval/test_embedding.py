@@ -188,6 +188,7 @@ def test_a_family_that_declares_no_prompts_gets_those_of_its_card(
     assert (named.key == named.name) == (passage == ""), "vectors with a prompt are told from those without"
 
 
+@pytest.mark.slow
 def test_texts_are_cut_into_pieces_while_other_threads_embed(embedder: SentenceEmbedder) -> None:
     texts = ["a", "The dam of Orsk was finished in 1931, and the city of Orsk paid for the dam.", "x " * 400]
     cut, whole = embedder.pieces(texts), [len(each) for each in embedder.tokens(texts)]

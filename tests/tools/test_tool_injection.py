@@ -253,6 +253,7 @@ async def test_there_are_enough_texts_and_the_model_obeys_each(world: World) -> 
         assert sorted(name for name, _ in orders(text, world.names)) == sorted(name for name, _ in world.wanted), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", CHANNELS)
 async def test_what_it_reads_makes_it_ask_and_do_nothing(world: World, channel: str) -> None:
     if channel.startswith("python") and not SUPPORT.ok:

@@ -102,6 +102,7 @@ def test_tokens_are_counted_read_and_written(limited: Server) -> None:
         assert streamed.status_code == 429, "a stream is refused with a status as well"
 
 
+@pytest.mark.slow
 def test_so_many_at_a_time_and_a_place_is_free_once_one_leaves(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, concurrent_requests=2) as server, httpx.Client(base_url=server.url) as http:
         log_of(http, begin(http, new_chat(http), "abc")["run_id"])  # a run counts until it has ended

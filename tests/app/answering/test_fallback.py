@@ -89,6 +89,7 @@ def choices(reply: Any) -> tuple[Any, list[float]]:
     return plain(reply["choices"]), numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_answer_is_what_one_engine_writes(pebble: Server, deferring: Server, name: str) -> None:
     expected, made = ask(pebble, **REQUESTS[name]), ask(deferring, **REQUESTS[name])

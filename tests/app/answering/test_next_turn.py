@@ -92,6 +92,7 @@ def test_the_second_turn_after_a_thought_finds_the_answer_cached(warming: Server
     assert further < tokens + 16 + BLOCK
 
 
+@pytest.mark.slow
 def test_hits_are_counted_in_the_metrics(warming: Server) -> None:
     two_turns(warming, "Use 2, 3, 5 and 7 to make 24. " * 3)
     text = httpx.get(f"{warming.url}/metrics").text

@@ -84,6 +84,7 @@ def told(reply: Any) -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_answer_is_the_same_with_drafts_and_without(web: httpx.Client, name: str) -> None:
     plain = ask(web, **REQUESTS[name], speculation="off")
@@ -93,6 +94,7 @@ def test_an_answer_is_the_same_with_drafts_and_without(web: httpx.Client, name: 
         assert reply["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
 
 
+@pytest.mark.slow
 def test_a_request_turns_it_off_and_on(speculating: Server, web: httpx.Client, pebble: Server) -> None:
     before = drafted(speculating)
     ask(web, messages=SAY, speculation="off")
@@ -116,6 +118,7 @@ def test_no_draft_is_longer_than_asked_for(speculating: Server, web: httpx.Clien
     assert long() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body"),
     [

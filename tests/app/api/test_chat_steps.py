@@ -83,6 +83,7 @@ def test_a_stopped_answer_keeps_what_it_had_called(pebble: Server, http: httpx.C
     assert [result["text"].splitlines()[1] for step in answer["steps"] for result in step["results"]] == ["391"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [READING, CALCULATOR], ids=["untrusted", "trusted"])
 def test_what_was_read_before_makes_a_later_call_ask(http: httpx.Client, plugin: Any, source: str) -> None:
     plugin(source, there)

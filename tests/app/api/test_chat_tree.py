@@ -120,6 +120,7 @@ class Branching(RuleBasedStateMachine):
             assert each in current["messages"] or each["id"] not in self.path(self.leaf)
 
 
+@pytest.mark.slow
 def test_branches_are_what_was_asked_edited_and_chosen(http: httpx.Client, server: Server) -> None:
     class OnServer(Branching):
         pass

@@ -39,6 +39,7 @@ def check(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
         assert '"error"' not in reply.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("field", wild.forms)
 @SOME

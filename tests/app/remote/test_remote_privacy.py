@@ -128,6 +128,7 @@ class Client:
             self.chats.append((copy, private))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=3, max_size=14))
 @pytest.mark.usefixtures("never_sure")

@@ -77,6 +77,7 @@ def test_likeliest_tokens_and_logprobs_are_those_of_the_cpu(
         assert [value for _, value in mine.top] == pytest.approx([value for _, value in record.top], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [

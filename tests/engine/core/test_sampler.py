@@ -69,6 +69,7 @@ def test_only_tokens_that_the_filters_leave_are_drawn(samplings: list[Sampling],
         assert allowed(row, s)[token]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -97,6 +97,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["plain", "overlapped"])
 async def test_a_hand_over_to_the_same_weights_is_not_seen(random_model: Path, loop: str) -> None:
     config = config_of(random_model, loop=loop)

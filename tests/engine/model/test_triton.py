@@ -56,6 +56,7 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(3, 380) for _ in range(length)] for length in LENGTHS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["qwen3", "windows"], indirect=True)
 @pytest.mark.parametrize("length", [5, 63])
 def test_a_tree_has_the_logits_of_its_paths(checkpoint: Path, length: int) -> None:

@@ -163,6 +163,7 @@ def configured(path: Path, **changed: Any) -> EngineConfig:  # Any: fields of a 
     return EngineConfig(str(path), **{**fields, **changed})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("chunk", "deterministic"), [(512, False), (7, False), (20, True)])
 async def test_drafts_are_what_the_published_layer_says(
@@ -264,6 +265,7 @@ async def test_drafts_that_predict_as_the_model_does_are_accepted(planted: Path,
     assert found.accepted_at[3] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "changed"),
     [

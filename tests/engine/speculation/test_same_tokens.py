@@ -229,6 +229,7 @@ async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> No
     assert found.accepted > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

@@ -88,6 +88,7 @@ async def both(
     return stats.speculation, stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", get_args(LoopName))
 @pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
 async def test_tokens_are_those_of_a_run_without_drafts(wide_model: Path, loop: LoopName, wrong: float) -> None:
@@ -119,6 +120,7 @@ async def test_torchs_layers_verify_trees(random_model: Path, kv_dtype: Any) -> 
     await both(config, requests(12, seed=5), 0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["random_gemma4", "random_hybrid", "random_latent"])
 async def test_every_kind_of_cache_takes_the_accepted_path(model: str, request: pytest.FixtureRequest) -> None:
     """Layers that share their K/V, heads of several sizes, short convolutions, and latents."""
