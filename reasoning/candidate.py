@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -29,18 +29,20 @@ TOP = 20  # likeliest tokens that an entropy is estimated from
 
 @dataclass(frozen=True, slots=True)
 class CandidateDone(Event):
-    """A candidate is whole. `score` is the verifier's, or its weight in a vote; `vote` is the answer it votes for."""
+    """A candidate is whole, or was `stopped` before. `score` is the verifier's, or its weight in a vote; `vote` is the
+    answer it votes for."""
 
     index: int
     text: str
     tokens: int
     score: float | None = None
     vote: str | None = None
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateChosen(Event):
-    """The answer that is given, of `of` that were whole; those still being written were cancelled."""
+    """The answer that is given, of `of` that had ended; `cancelled` were still being written, or not begun."""
 
     index: int
     of: int
@@ -52,7 +54,7 @@ class CandidateChosen(Event):
 class Candidate:
     """`tokens` are all that it added to the sequence; `logprobs` those that were measured, thinking included.
 
-    `counted`: the number of tokens, where the tokens are not known.
+    `counted`: the number of tokens, where the tokens are not known. `stopped`: by the draft's `stops`.
     """
 
     index: int
@@ -60,6 +62,7 @@ class Candidate:
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     counted: int | None = None
+    stopped: bool = False
 
     @property
     def text(self) -> str:
@@ -95,18 +98,22 @@ def _entropy(logprob: TokenLogprob) -> float:
 
 @dataclass(slots=True)
 class Draft:
-    """A candidate under way on `seq`. `measured`: with log-probabilities of all tokens, even if the span has none."""
+    """A candidate under way on `seq`. `measured`: with log-probabilities of all tokens, even if the span has none.
+
+    `stops` is asked after each piece, with its log-probabilities, and ends the candidate where it returns true.
+    """
 
     seq: EngineSequence
     context: Context
     index: int = 0
     measured: bool = False
+    stops: Callable[[Sequence[TokenLogprob]], bool] | None = None
     pieces: list[Piece] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     async def write(self) -> Candidate:
         """Write it to its end. Raises the errors of `generate`."""
-        context, span, begun = self.context, self.context.span, len(self.seq)
+        context, span, begun, stopped = self.context, self.context.span, len(self.seq), False
         asked = span if not self.measured else replace(span, logprobs=max(span.logprobs or 0, TOP))
         async with aclosing(
             think_and_answer(
@@ -118,7 +125,10 @@ class Draft:
                 self.logprobs += piece.logprobs
                 shown = span.logprobs is not None and piece.part != "thinking"
                 self.pieces.append(piece if shown else replace(piece, logprobs=()))
-        return self._as_it_is(begun)
+                if self.stops is not None and piece.finish_reason is None and self.stops(piece.logprobs):
+                    stopped = True
+                    break
+        return replace(self.cut(begun), stopped=True) if stopped else self._as_it_is(begun)
 
     def cut(self, begun: int) -> Candidate:
         """Returns the candidate so far, as an answer that a limit ended; its tokens are those from `begun` on."""
@@ -137,7 +147,8 @@ class Candidates:
     """`n` answers under way on forks of `seq`.
 
     `forks` are theirs, in order, while `written` is iterated over; afterwards `spent` counts the tokens of all, also of
-    those that were cancelled.
+    those that were cancelled. The fork of a stopped one is closed. The first `at_once` are begun at once, and more by
+    `begin`. `stops` makes the `stops` of each draft that is begun after it was set.
     """
 
     seq: EngineSequence
@@ -147,8 +158,11 @@ class Candidates:
     measured: bool = False
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
+    at_once: int | None = None  # None: all
+    stops: Callable[[], Callable[[Sequence[TokenLogprob]], bool]] | None = None
     forks: list[EngineSequence] = field(default_factory=list)
     spent: int = 0
+    _tasks: dict[asyncio.Task[Candidate], Draft] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """
@@ -162,6 +176,14 @@ class Candidates:
         span = replace(self.context.span, sampling=replace(sampling, temperature=temperature))
         self.context = replace(self.context, span=span)
 
+    def begin(self, count: int) -> None:
+        """Begins up to `count` more, as far as there are more. Only while `written` is iterated over."""
+        for fork in self.forks[len(self._tasks) :][:count]:
+            index = len(self._tasks)
+            stops = None if self.stops is None else self.stops()
+            draft = Draft(fork, self.context, index, self.measured, stops)
+            self._tasks[asyncio.ensure_future(draft.write())] = draft
+
     async def written(self) -> AsyncGenerator[Candidate, None]:
         """The candidates in the order in which they end. Closing it cancels those that have not.
 
@@ -169,31 +191,33 @@ class Candidates:
         """
         began = self.clock()
         await prefill(self.seq)
-        begun, ended = len(self.seq), False
+        begun, ended, closed = len(self.seq), set[asyncio.Task[Candidate]](), 0
         (scope,) = self.seq.fork()
         self.forks = scope.fork(self.n)
-        drafts = [Draft(fork, self.context, index, self.measured) for index, fork in enumerate(self.forks)]
-        tasks = [asyncio.ensure_future(draft.write()) for draft in drafts]
-        left = set(tasks)
+        self.begin(self.at_once or self.n)
         try:
-            while left:
+            while left := self._tasks.keys() - ended:
                 wait_s = None if self.seconds is None else max(0.0, self.seconds - (self.clock() - began))
-                done, left = await asyncio.wait(left, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(left, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
-                for task in sorted(done, key=tasks.index):
-                    ended = True
-                    yield task.result()
+                for task in sorted(done, key=list(self._tasks).index):
+                    ended.add(task)
+                    candidate = task.result()
+                    if candidate.stopped:
+                        closed += candidate.spent
+                        self.forks[candidate.index].close()
+                    yield candidate
             if not ended:
-                await _cancelled(tasks)
-                yield drafts[0].cut(begun)
+                await _cancelled(self._tasks)
+                yield next(iter(self._tasks.values())).cut(begun)
         finally:
-            await _cancelled(tasks)
-            self.spent = sum(len(fork) - begun for fork in self.forks)
+            await _cancelled(self._tasks)
+            self.spent = closed + sum(len(fork) - begun for fork in self.forks if not fork.closed)
             scope.close()
 
 
-async def _cancelled(tasks: list[asyncio.Task[Candidate]]) -> None:
+async def _cancelled(tasks: Iterable[asyncio.Task[Candidate]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

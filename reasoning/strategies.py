@@ -25,6 +25,7 @@ from engine.errors import EngineError, InvalidParameter
 from reasoning.beam import beam
 from reasoning.best_of_n import best_of_n
 from reasoning.budget import budget
+from reasoning.deep_conf import deep_conf
 from reasoning.deep_research import deep_research
 from reasoning.fallback import fallback
 from reasoning.rag import rag_sequence, rag_token
@@ -47,7 +48,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 # Any: each has its own options
 BUILT_IN: tuple[Strategy[Any], ...] = (
-    budget, best_of_n, self_consistency, tree, beam, fallback, rag_token, rag_sequence, deep_research,
+    budget, best_of_n, self_consistency, deep_conf, tree, beam, fallback, rag_token, rag_sequence, deep_research,
 )  # fmt: skip
 
 

@@ -331,7 +331,8 @@ class SearchDone(BaseModel):
 
 
 class CandidateDone(BaseModel):
-    """One of several answers is whole. `score` is a verifier's, or its weight in a vote; `vote` what it votes for."""
+    """One of several answers is whole, or was `stopped` before. `score` is a verifier's, or its weight in a vote;
+    `vote` what it votes for."""
 
     type: Literal["candidate.done"] = "candidate.done"
     index: int
@@ -339,10 +340,11 @@ class CandidateDone(BaseModel):
     tokens: int
     score: float | None
     vote: str | None
+    stopped: bool = False
 
 
 class CandidateChosen(BaseModel):
-    """The answer that is given, of `of` that were whole; `cancelled` were not written to their end."""
+    """The answer that is given, of `of` that had ended; `cancelled` were not written to their end."""
 
     type: Literal["candidate.chosen"] = "candidate.chosen"
     index: int

@@ -303,7 +303,7 @@ export interface SearchDone {
   seconds: number;
 }
 
-/** One of several answers is whole. `score` is a verifier's, or its weight in a vote; `vote` what it votes for. */
+/** One of several answers is whole, or was `stopped` before. `score` is a verifier's, or its weight in a vote; `vote` what it votes for. */
 export interface CandidateDone {
   type: "candidate.done";
   index: number;
@@ -311,9 +311,10 @@ export interface CandidateDone {
   tokens: number;
   score: number | null;
   vote: string | null;
+  stopped: boolean;
 }
 
-/** The answer that is given, of `of` that were whole; `cancelled` were not written to their end. */
+/** The answer that is given, of `of` that had ended; `cancelled` were not written to their end. */
 export interface CandidateChosen {
   type: "candidate.chosen";
   index: number;

@@ -403,6 +403,7 @@ export const de: Strings = {
   merged: (n: number) => `${count(n, "weiterer Schritt führte", "weitere Schritte führten")} hierher`,
 
   candidates: (n: number) => count(n, "Antwort geschrieben", "Antworten geschrieben"),
+  stoppedEarly: "früh beendet",
   candidate: (n: number) => `Antwort ${n}`,
   chosen: "gewählt",
   vote: (text: string) => `stimmt für ${text}`,

@@ -389,6 +389,7 @@ export const en = {
   merged: (n: number) => `${count(n, "step", "steps")} led here again`,
 
   candidates: (n: number) => count(n, "answer written", "answers written"),
+  stoppedEarly: "stopped early",
   candidate: (n: number) => `Answer ${n}`,
   chosen: "chosen",
   vote: (text: string) => `votes for ${text}`,
