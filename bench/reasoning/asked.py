@@ -26,7 +26,7 @@ SEED = 20_000_023
 MAX_TOKENS = 2048  # of an answer, thinking included
 AT_ONCE = 128  # sequences in a batch
 
-Kind = Literal["game24", "arithmetic"]
+Kind = Literal["game24", "countdown4", "arithmetic"]
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -95,6 +95,8 @@ def questions(kind: Kind, n: int, *, choosing: bool = False) -> list[BenchQuesti
             case = arithmetic.case(rng, rng.choice("+-×/"))
             sums.setdefault(case.prompt.messages[0].content, BenchQuestion(case))
         return list(sums.values())
+    if kind == "countdown4":
+        return [BenchQuestion(countdown.case(rng, kind)) for _ in range(n)]
     kept = _kept()
     if n > len(kept):
         raise ValueError(f"there are {len(kept)} puzzles that training leaves out; accepted: at most so many")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench.reasoning import cascading, forcing, sampling, tree_http, trees
+from bench.reasoning import cascading, forcing, sampling, stopping, tree_http, trees
 from bench.reasoning.asked import AT_ONCE, MODELS, BenchRow, Kind, questions, tell
 from engine import Engine, EngineConfig
 
@@ -36,6 +36,14 @@ def _samples(kind: Kind) -> Part:
         async with _engine() as engine:
             rows = sampling.curves(kind, await sampling.sampled(engine, questions(kind, n)))
         return [tell(each) if (each.more or {})["samples"] in sampling.SHOWN else each for each in rows]
+
+    return part
+
+
+def _stops(kind: Kind) -> Part:
+    async def part(n: int) -> list[BenchRow]:
+        async with _engine() as engine:
+            return await stopping.stopped(engine, kind, questions(kind, n))
 
     return part
 
@@ -84,6 +92,9 @@ PARTS: dict[str, Part] = {  # the longest first, so that processes end together
     "game24 maxima": _maxima,
     "arithmetic samples": _samples("arithmetic"),
     "cascade": _cascade,
+    "game24 stops": _stops("game24"),
+    "countdown4 stops": _stops("countdown4"),
+    "arithmetic stops": _stops("arithmetic"),
     "game24 one wait": _turned("game24"),
     "arithmetic one wait": _turned("arithmetic"),
     ALONE: _over_http,
