@@ -114,6 +114,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 Run = Callable[[Context, dict[str, Any]], Awaitable[Any]]  # any JSON value, or one that pydantic can convert
+Narrow = Callable[[], Awaitable[JSONSchema | None]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -124,7 +125,8 @@ class Tool:
     whether a person is asked before it runs: never, once in a chat, or always; `idempotent`: whether a second run does
     no harm; `cache_s`: seconds that a result is reused for the same user and arguments, 0 for not at all; `max_chars`:
     of the result as the model reads it; `origin`: the module, plugin or server it comes from; `foreign`: whether its
-    name, description and schema are somebody else's text, which a model may follow.
+    name, description and schema are somebody else's text, which a model may follow. `narrow` returns narrower
+    parameters as of now, to which the calls of small models are held, or None; the model is not shown them.
     """
 
     name: str
@@ -140,6 +142,7 @@ class Tool:
     origin: str = ""
     foreign: bool = False
     owner: object | None = field(default=None, repr=False)  # the toolset a method is bound to
+    narrow: Narrow | None = field(default=None, repr=False)
     _check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     _run: Run = field(repr=False)
 
@@ -221,6 +224,10 @@ class Tool:
     def of(self, origin: str) -> Self:
         """The same tool, said to come from `origin`."""
         return self._with(origin=origin)
+
+    def narrowed(self, narrow: Narrow) -> Self:
+        """Returns the same tool with its `narrow`."""
+        return self._with(narrow=narrow)
 
     def _with(self, **changes: object) -> Self:
         changed = copy.copy(self)

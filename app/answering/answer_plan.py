@@ -217,18 +217,30 @@ async def select_call(
     parallel: bool,
     user: str = "",
 ) -> SelectedCall | None:
-    """Returns the plan of a call of one of the `selected` tools, None where there are none. Where they cannot be held
-    as they are narrowed, those `given` of the same names are. Raises as `plan_calls`."""
+    """Returns the plan of a call of one of the `selected` tools, None where there are none. Raises as `plan_calls`."""
     if not selected:
         return None
-    if served.tool_parser is not None and selected[0] not in given:
+    return SelectedCall(*await plan_held(served, selected, given, "required", parallel, user))
+
+
+async def plan_held(
+    served: ServedModel,
+    held: Sequence[ToolSpec],
+    given: Sequence[ToolSpec],
+    chosen: ToolChoice,
+    parallel: bool,
+    user: str = "",
+) -> tuple[tuple[ToolSpec, ...], ToolPlan]:
+    """Returns the plan of calls of `held`, some of the tools that are `given`, with parameters that may be narrower.
+    Where those cannot be held, it is of the given ones of the same names; the tools that it is of come first. Raises as
+    `plan_calls`."""
+    if served.tool_parser is not None and any(tool not in given for tool in held):
         try:
-            await served.engine.compile(served.tool_parser.plan(selected, "required", parallel).body, tenant=user)
+            await served.engine.compile(served.tool_parser.plan(held, chosen, parallel).body, tenant=user)
         except ConstraintRefused:
-            names = {tool.name for tool in selected}
-            selected = [tool for tool in given if tool.name in names]
-    plan = await plan_calls(served, selected, "required", parallel, user)
-    return SelectedCall(tuple(selected), plan)
+            names = {tool.name for tool in held}
+            held = [tool for tool in given if tool.name in names]
+    return tuple(held), await plan_calls(served, held, chosen, parallel, user)
 
 
 def without_calls(sampling: Sampling, plan: ToolPlan) -> Sampling:

@@ -14,8 +14,8 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -156,6 +156,7 @@ class ToolSelector:
     policy: Policy
     ranker: ToolRanker
     arguments: Arguments = "auto"
+    narrowed: Callable[[str], Awaitable[Mapping[str, Any] | None]] | None = None  # Any: JSON; of a tool of the server
 
     @classmethod
     def of_settings(cls, settings: Settings) -> ToolSelector:
@@ -167,8 +168,19 @@ class ToolSelector:
         return self.policy == "embedding" or (self.policy == "auto" and served.parameters < TINY_BELOW)
 
     def copies(self, served: ServedModel) -> bool:
-        """Returns whether the arguments of a selected call are held to the question."""
+        """Returns whether the arguments of a call are held to the question, or to what its tool has."""
         return self.arguments == "copied" or (self.arguments == "auto" and served.parameters < TINY_BELOW)
+
+    async def held(self, served: ServedModel, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """Returns tools of the server with the parameters to which a model's calls are held: narrower than those it is
+        shown where a tool has such, and arguments are held."""
+        if self.narrowed is None or not self.copies(served):
+            return tuple(tools)
+        found = [await self.narrowed(tool.name) for tool in tools]
+        return tuple(
+            tool if narrower is None else replace(tool, parameters=narrower)
+            for tool, narrower in zip(tools, found, strict=True)
+        )
 
     async def select(
         self, served: ServedModel, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec]

@@ -28,6 +28,7 @@ from tools.mcp import mcp_servers
 from tools.options import Permission
 from tools.plugins import PluginFolder
 from tools.registry import Fault, Registry
+from tools.schema import JSONSchema
 from tools.skills import Skill, SkillLibrary
 from tools.tool import Tool
 
@@ -171,6 +172,11 @@ class ToolService:
         """Returns the tools and skills that could not be loaded, without the folders' places."""
         skills = [Fault(f"skill {Path(each.folder).name}", " ".join(each.problems)) for each in self.skills.faults]
         return [*self.registry.faults, *skills]
+
+    async def narrowed(self, name: str) -> JSONSchema | None:
+        """Returns a tool's parameters as its `narrow` has them; None where it has none, or there is no such tool."""
+        tool = self.registry.get(name)
+        return None if tool is None or tool.narrow is None else await tool.narrow()
 
     def offered(
         self, wanted: Literal["all"] | Sequence[str] | None, skills: Literal["all"] | Sequence[str] | None = None

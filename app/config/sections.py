@@ -170,7 +170,8 @@ class AnswerSettings(BaseModel):
     )
     tool_arguments: Literal["auto", "copied", "free"] = setting(
         "auto",
-        "the arguments of a call [chosen by embedding](tools.md#choosing-a-tool): copied from the question, or free",
+        "the arguments of a call [chosen by embedding](tools.md#choosing-a-tool): copied from the question, or free; "
+        "and whether SQL is held to a database's own tables",
         more="`auto` copies for models of less than 100 million weights",
         accepts="auto, copied or free",
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.admission.request_budget import output_limit
-from app.answering.answer_plan import AnswerPlan, plan_calls, select_call, without_calls
+from app.answering.answer_plan import AnswerPlan, plan_held, select_call, without_calls
 from app.answering.next_turn import Render
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.remote_model import Collections, RemoteModel, RemotePlan
@@ -227,8 +227,9 @@ async def plan_run(
         )  # fmt: skip
     span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
     tools = read_tools(specs)
-    tool_plan = await plan_calls(served, tools, "auto", True, user)
-    selected = None if tool_selector is None else await tool_selector.select(served, history.messages, tools)
+    held = tools if tool_selector is None else await tool_selector.held(served, tools)
+    _, tool_plan = await plan_held(served, held, tools, "auto", True, user)
+    selected = None if tool_selector is None else await tool_selector.select(served, history.messages, held)
     if selected == ():
         span = replace(span, sampling=without_calls(span.sampling, tool_plan))
     call = await select_call(served, selected, tools, True, user)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ponder import Retry, ToolError, Toolset, tool
-from tools.sql import Forbidden, Mistaken, QueryError, SqlDatabase, Stopped, described
+from ponder import Retry, Tool, ToolError, Toolset, tool
+from tools.sql import Forbidden, Mistaken, QueryError, SqlDatabase, Stopped, described, query_pattern
 
 
 class Databases(Toolset):
@@ -55,6 +55,22 @@ class Databases(Toolset):
             raise ToolError(str(error)) from None
         more = {"truncated": "There are more rows; add LIMIT, WHERE or an aggregate."} if table.truncated else {}
         return {"columns": table.columns, "rows": table.rows, **more}
+
+    def tools(self) -> list[Tool]:
+        return [tool.narrowed(self._queries) if tool.name == "sql_query" else tool for tool in super().tools()]
+
+    async def _queries(self) -> dict[str, object] | None:
+        """Returns the parameters of a query that the one database there is can run, None where they are several."""
+        if len(self.databases) != 1:
+            return None
+        try:
+            pattern = query_pattern(await self._named("").schema())
+        except QueryError:
+            return None
+        if pattern is None:
+            return None
+        held = {"sql": {"type": "string", "pattern": pattern}}
+        return {"type": "object", "properties": held, "required": ["sql"], "additionalProperties": False}
 
     def _named(self, name: str) -> SqlDatabase:
         if not name and len(self.databases) == 1:

@@ -123,3 +123,17 @@ def test_a_turn_with_a_tool_computes_its_new_tokens_alone(desk: Server, name: st
     told = ask(desk, question + " ", tools)
     assert len(told.results) == len(told.calls)
     check_computed_once(told)
+
+
+MISTAKEN = (
+    "SELECT sum(amounts) FROM orders",
+    "SELECT price FROM lamps",
+    "SELECT item FROM orders WHERE colour = 'red'",
+)
+
+
+@pytest.mark.parametrize("statement", MISTAKEN)
+def test_a_small_model_queries_the_tables_that_there_are(desk: Server, statement: str) -> None:
+    told = ask(desk, f"Run the SQL query {statement}", ["sql_query"])
+    assert told.calls == ["sql_query"]
+    assert '"columns"' in told.results[0], told.results
