@@ -339,7 +339,7 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
         made = await state.store.exchange.add(user, wanted)
     except BadChats as error:
         raise invalid(error.path, str(error)) from None
-    return {"chat_ids": made}
+    return {"chat_ids": made.new, "known": [{"position": at, "chat_id": id} for at, id in made.known.items()]}
 
 
 def attached_json(export: dict[str, Any], name: str) -> Response:

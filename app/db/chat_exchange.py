@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 from sqlalchemy import Connection, and_, bindparam, select
@@ -134,6 +135,13 @@ class ChatExchange:
 
         Raises:
             NotThere: the user has no such chat.
+class Imported(NamedTuple):
+    """Ids of the chats that a file has brought, and of those that were there already, by their place in the file."""
+
+    new: list[str]
+    known: dict[int, str]
+
+
         """
 
         def read(db: Connection) -> Row:
@@ -148,8 +156,11 @@ class ChatExchange:
 
         return await self._database.read(read)
 
-    async def add(self, user: str, export: Export) -> list[str]:
-        """The new chats' ids. All chats are kept, or none.
+    async def add(self, user: str, export: Export) -> Imported:
+        """Keeps the chats that the user does not have yet: all of them, or none where the file is not sound.
+
+        A chat is known by when it was begun and by what was said in it, whether it was made here or came in a file; its
+        title, its folder and its settings do not count. One that was gone on with since is another: both are kept.
 
         Raises:
             BadChats: the messages of a chat are no tree, or their steps do not fit together; or memory has no room for
@@ -157,13 +168,19 @@ class ChatExchange:
         """
         await asyncio.to_thread(_check_all, export)
 
-        def add(db: Connection) -> list[str]:
+        def add(db: Connection) -> Imported:
             for at, note in enumerate(export.notes):
                 try:
                     import_note(db, user, ImportedNote(**note.model_dump()))
                 except MemoryFull as error:
                     raise BadChats(f"notes[{at}]", f"does not fit: {error}") from None
-            return [_add(db, user, chat) for chat in export.chats]
+            made, known = list[str](), dict[int, str]()
+            for at, chat in enumerate(export.chats):
+                if (same := _same(db, user, chat)) is not None:
+                    known[at] = same
+                else:
+                    made.append(_add(db, user, chat))
+            return Imported(made, known)
 
         return await self._database.read(add)
 
@@ -253,3 +270,26 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
 def _folder(db: Connection, user: str, name: str) -> str:
     found = row(db, FOLDER_NAMED, user=user, name=name)
     return str((found or add_folder(db, user, name))["id"])
+_BEGUN = select(chats.c.id).where(
+    chats.c.user == bindparam("user"), chats.c.created_at == bindparam("at"), chats.c.deleted_at.is_(None)
+)
+
+
+def _same(db: Connection, user: str, chat: ExportedChat) -> str | None:
+    """Returns the id of the user's chat that was begun at that moment and has the same messages, if there is one."""
+    said = _said([message.model_dump() for message in chat.messages])
+    for each in rows(db, _BEGUN.order_by(CHAT_NUMBER), user=user, at=chat.created_at):
+        if _said(messages_of(db, each["id"])) == said:
+            return str(each["id"])
+    return None
+
+
+def _said(said: Sequence[Row]) -> list[tuple[Any, ...]]:  # Any: of each column its own
+    """Returns what makes messages the same, whatever their ids are."""
+    places = {message["id"]: at for at, message in enumerate(said)}
+    return [
+        (each["role"], each["content"], places.get(each["parent_id"]), each["created_at"], each["images"])
+        for each in said
+    ]
+
+

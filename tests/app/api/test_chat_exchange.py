@@ -80,7 +80,7 @@ def renumbered(chat: Json) -> Json:
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sent=st.lists(chats(), min_size=1, max_size=3))
+@given(sent=st.lists(chats(), min_size=1, max_size=3, unique_by=lambda chat: chat["created_at"]))
 def test_what_is_imported_is_exported_but_for_ids(ana: httpx.Client, sent: list[Json]) -> None:
     ids = imported(ana, {"format": "ponder.chats", "version": 1, "chats": sent})
     try:
@@ -205,6 +205,49 @@ def test_nobody_exports_what_is_anothers(ana: httpx.Client, bob: httpx.Client) -
     (chat,) = imported(ana, file(ONE, TWO))
     error(bob.get(f"/api/chats/{chat}/export"), 404, "chat_not_found")
     assert bob.get("/api/chats/export").json()["chats"] == []
-    (other,) = imported(ana, file(ONE, TWO, updated_at=3.0))
+    (other,) = imported(ana, file(ONE, TWO, created_at=2.0, updated_at=3.0))
     listed: list[Any] = ana.get("/api/chats").json()["chats"]
     assert [each["id"] for each in listed] == [other, chat]
+def take_in(client: httpx.Client, sent: Json) -> tuple[list[str], list[str]]:
+    """The chats that a file has brought, and those that were there."""
+    reply = client.post("/api/chats/import", json=sent)
+    assert reply.status_code == 201, reply.text
+    known = reply.json()["known"]
+    assert [each["position"] for each in known] == sorted(each["position"] for each in known)
+    return reply.json()["chat_ids"], [each["chat_id"] for each in known]
+
+
+def test_a_file_that_is_imported_again_brings_nothing(ana: httpx.Client, bob: httpx.Client) -> None:
+    sent = file(ONE, TWO)
+    sent["chats"] += file(ONE, created_at=2.0)["chats"]
+    (first, second), known = take_in(ana, sent)
+    assert known == []
+    change(ana, first, title="mine now", pinned=True)
+    assert take_in(ana, sent) == ([], [first, second])
+    assert take_in(ana, ana.get("/api/chats/export").json()) == ([], [first, second])
+    assert len(ana.get("/api/chats").json()["chats"]) == 2
+    assert take_in(bob, sent)[1] == [], "another user's chats are not looked at"
+    ana.delete(f"/api/chats/{second}")
+    (again,), known = take_in(ana, sent)
+    assert known == [first] and again != second, "what was deleted comes back"
+
+
+def test_a_chat_that_was_made_here_is_known_in_its_own_export(ana: httpx.Client) -> None:
+    chat = new_chat(ana)
+    answer = ask(ana, chat, "one")
+    ask(ana, chat, regenerate=answer["parent_id"])
+    sent = ana.get(f"/api/chats/{chat}/export").json()
+    assert take_in(ana, sent) == ([], [chat])
+
+
+def test_a_chat_that_was_gone_on_with_is_kept_beside_the_other(ana: httpx.Client) -> None:
+    three = message("2", "1", "user", "more")
+    (short,), _ = take_in(ana, file(ONE, TWO))
+    (long,), known = take_in(ana, file(ONE, TWO, three))
+    assert known == [] and len(read(ana, long)["messages"]) == 3 and len(read(ana, short)["messages"]) == 2
+    assert take_in(ana, file(ONE, TWO, three)) == ([], [long]) and take_in(ana, file(ONE, TWO)) == ([], [short])
+    (other,), _ = take_in(ana, file(ONE, {**TWO, "content": "b"}))
+    assert take_in(ana, file(ONE, {**TWO, "parent_id": "0", "id": "x"})) == ([], [short]), "ids are the file's own"
+    assert len({short, long, other}) == 3
+
+
