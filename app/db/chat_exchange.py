@@ -18,6 +18,7 @@ from app.db.answer_steps import AnswerStep, check_steps, dump_steps
 from app.db.chat_store import CHAT_NUMBER, FOLDER_NAMED, add_folder, chat_of, load_settings, messages_of
 from app.db.connection import insert, row, rows
 from app.db.database import Database
+from app.db.file_store import MAX_FILES, SentFile
 from app.db.memory_store import MAX_NOTE, MAX_NOTES, ImportedNote, MemoryFull, all_notes, import_note
 from app.db.sqlite import Row, new_id
 from app.db.tables import chats, folders, messages
@@ -53,6 +54,13 @@ class ExportedUsage(_Part):
     cached_tokens: Count
 
 
+class ExportedFile(_Part):
+    """A file that a question was sent with: its name and size, and none of what is in it."""
+
+    name: str = Field(min_length=1, max_length=255)
+    bytes: Count
+
+
 class ExportedMessage(_Part):
     """`id` and `parent_id` count in their chat alone; a parent stands before its children.
 
@@ -74,6 +82,7 @@ class ExportedMessage(_Part):
     error: str | None = None
     grounded: bool = True
     images: Annotated[list[Picture], Field(max_length=MAX_IMAGES)] = []  # of a question
+    files: Annotated[list[ExportedFile], Field(max_length=MAX_FILES)] = []  # of a question
     created_at: Moment
 
 
@@ -126,6 +135,13 @@ _CHATS = (
 )
 
 
+class Imported(NamedTuple):
+    """Ids of the chats that a file has brought, and of those that were there already, by their place in the file."""
+
+    new: list[str]
+    known: dict[int, str]
+
+
 class ChatExchange:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -135,13 +151,6 @@ class ChatExchange:
 
         Raises:
             NotThere: the user has no such chat.
-class Imported(NamedTuple):
-    """Ids of the chats that a file has brought, and of those that were there already, by their place in the file."""
-
-    new: list[str]
-    known: dict[int, str]
-
-
         """
 
         def read(db: Connection) -> Row:
@@ -201,6 +210,7 @@ def _exported_message(message: Row) -> Row:
     made = {name: message[name] for name in ExportedMessage.model_fields}
     made["steps"] = [step.model_dump() for step in message["steps"]]
     made["grounded"] = bool(message["grounded"])
+    made["files"] = [{"name": each["name"], "bytes": each["bytes"]} for each in message["files"]]
     if message["status"] == "running":  # in a file it will never go on
         made["status"] = "cancelled"
     return made
@@ -225,8 +235,9 @@ def _check(chat: ExportedChat, path: str) -> None:
         if (message.role == "user") == (follows == "user"):
             after = "at a beginning" if follows is None else f"after a message of role {follows!r}"
             raise BadChats(f"{where}.role", f"is {message.role!r} {after}; accepted: questions and answers in turn.")
-        if message.role == "assistant" and message.images:
-            raise BadChats(f"{where}.images", "are of an answer; accepted: in questions.")
+        for name in ("images", "files"):
+            if message.role == "assistant" and getattr(message, name):
+                raise BadChats(f"{where}.{name}", "are of an answer; accepted: in questions.")
         if message.role == "user" and (message.steps or not message.content.strip()):
             raise BadChats(where, "is a question with steps or without content; accepted: content alone.")
         try:
@@ -257,8 +268,10 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
         },
     )  # fmt: skip
     for position, message in enumerate(chat.messages, 1):
-        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage", "images"})  # Any: columns
+        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage", "images", "files"})  # Any: columns
         values["images"] = json.dumps(message.images) if message.images else None
+        sent = [SentFile(name=each.name, bytes=each.bytes).model_dump() for each in message.files]
+        values["files"] = json.dumps(sent) if sent else None
         values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
         values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
         values["grounded"] = message.grounded and message.role == "assistant"
@@ -267,9 +280,6 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
     return chat_id
 
 
-def _folder(db: Connection, user: str, name: str) -> str:
-    found = row(db, FOLDER_NAMED, user=user, name=name)
-    return str((found or add_folder(db, user, name))["id"])
 _BEGUN = select(chats.c.id).where(
     chats.c.user == bindparam("user"), chats.c.created_at == bindparam("at"), chats.c.deleted_at.is_(None)
 )
@@ -293,3 +303,6 @@ def _said(said: Sequence[Row]) -> list[tuple[Any, ...]]:  # Any: of each column 
     ]
 
 
+def _folder(db: Connection, user: str, name: str) -> str:
+    found = row(db, FOLDER_NAMED, user=user, name=name)
+    return str((found or add_folder(db, user, name))["id"])
