@@ -289,7 +289,7 @@ def _same(db: Connection, user: str, chat: ExportedChat) -> str | None:
     """Returns the id of the user's chat that was begun at that moment and has the same messages, if there is one."""
     said = _said([message.model_dump() for message in chat.messages])
     for each in rows(db, _BEGUN.order_by(CHAT_NUMBER), user=user, at=chat.created_at):
-        if _said(messages_of(db, each["id"])) == said:
+        if _said([_exported_message(message) for message in messages_of(db, each["id"])]) == said:
             return str(each["id"])
     return None
 
@@ -297,10 +297,8 @@ def _same(db: Connection, user: str, chat: ExportedChat) -> str | None:
 def _said(said: Sequence[Row]) -> list[tuple[Any, ...]]:  # Any: of each column its own
     """Returns what makes messages the same, whatever their ids are."""
     places = {message["id"]: at for at, message in enumerate(said)}
-    return [
-        (each["role"], each["content"], places.get(each["parent_id"]), each["created_at"], each["images"])
-        for each in said
-    ]
+    same = ("role", "content", "thinking", "steps", "images", "files", "created_at")
+    return [(places.get(each["parent_id"]), *(each[name] for name in same)) for each in said]
 
 
 def _folder(db: Connection, user: str, name: str) -> str:
