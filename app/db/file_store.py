@@ -54,7 +54,7 @@ class Files:
             if db.execute(_UNSENT, {"user": user}).scalar_one() >= MAX_UNSENT:
                 raise TooManyFiles(
                     f"{MAX_UNSENT} files of yours were uploaded and not sent with a question; accepted: at most that "
-                    "many. Send or delete some first."
+                    "many. Send or delete some first; each goes by itself after a day."
                 )
             made = {"id": new_id("file"), "user": user, "name": name, "bytes": size, "chat_id": None}
             insert(db, files, {**made, "created_at": steady()})

@@ -82,7 +82,7 @@ class History:
             read_from |= _untrusted(answer["steps"])
             called |= {call.name for step in answer["steps"] for call in step.calls}
         last = _asked(question)
-        files = tuple(each["id"] for message in branch for each in message["files"] if each["id"] is not None)
+        files = tuple(each["id"] for message in branch for each in message.get("files") or () if each["id"])
         return cls(
             [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called),
             files,
