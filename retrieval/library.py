@@ -124,6 +124,10 @@ class Library:
             self.store.delete_collection(user, collection, attached=True)
             raise
 
+    def files_of(self, user: str, names: Sequence[str]) -> frozenset[int]:
+        """Returns the numbers of the user's attached collections of these names, as `Query.files` takes them."""
+        return frozenset(self.rights.attached(user, names).values())
+
     def attached(self, user: str, names: Sequence[str]) -> dict[str, AttachedFile]:
         """The user's attached files of these names, by name; without those that are not there."""
         found = dict[str, AttachedFile]()

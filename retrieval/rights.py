@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from retrieval.document_database import DatabaseFile
+from retrieval.document_database import DatabaseFile, marks
 from retrieval.records import (
     Collection,
     CollectionNameTaken,
@@ -63,9 +63,11 @@ class Rights:
 
     def attached(self, user: str, names: Sequence[str] | None = None) -> dict[str, int]:
         """The numbers of the user's attached collections by name: all, or those of `names` that are there."""
-        rows = self._database.rows("SELECT name, id FROM collections WHERE owner = ? AND attached", (user,))
-        found = {row["name"].removeprefix(_MARK): int(row["id"]) for row in rows}
-        return found if names is None else {name: found[name] for name in names if name in found}
+        sql, values = "SELECT name, id FROM collections WHERE owner = ? AND attached", [user]
+        if names is not None:
+            named = sorted({f"{_MARK}{name}" for name in names})
+            sql, values = f"{sql} AND name IN ({marks(named)})", [user, *named]
+        return {row["name"].removeprefix(_MARK): int(row["id"]) for row in self._database.rows(sql, values)}
 
     def all_attached(self) -> list[tuple[str, str]]:
         """User and name of every attached collection."""
@@ -224,7 +226,10 @@ class Rights:
             NotFound: one of `among` is not readable.
         """
         if files:
-            return self.readable(user, among) | (files & frozenset(self.attached(user).values()))
+            named = sorted(files)
+            mine = f"SELECT id FROM collections WHERE owner = ? AND attached AND id IN ({marks(named)})"
+            there = frozenset(int(row["id"]) for row in self._database.rows(mine, [user, *named]))
+            return self.readable(user, among) | there
         sql = "SELECT id FROM collections WHERE owner = :user AND NOT attached"
         if among != "own":
             sql += " UNION SELECT collection FROM members WHERE user = :user"

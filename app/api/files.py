@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from typing import Annotated
@@ -114,7 +115,10 @@ def _copied(library: Library, user: str, shown: AttachedShown, collection: int) 
     path, _ = library.store.file(user, document.id)
     copy = library.new_file()
     try:
-        os.link(path, copy)
+        try:
+            os.link(path, copy)
+        except PermissionError:  # a file system without links
+            shutil.copyfile(path, copy)
     except FileNotFoundError:
         raise gone(document) from None
     try:

@@ -43,7 +43,7 @@ class History:
     """The conversation down to the question, with calls and without. `read_from`: sources of its untrusted text.
 
     `private`: its chat is kept from remote models. `called`: tools with results in it. `files`: ids of those that its
-    questions were sent with.
+    questions were sent with; `asks_files`: the last one was.
     """
 
     messages: Messages
@@ -53,6 +53,7 @@ class History:
     private: bool = False
     called: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
+    asks_files: bool = False
 
     @property
     def turns(self) -> list[tuple[str, str]]:
@@ -85,7 +86,7 @@ class History:
         files = tuple(each["id"] for message in branch for each in message.get("files") or () if each["id"])
         return cls(
             [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called),
-            files,
+            files, bool(question.get("files")),
         )  # fmt: skip
 
 

@@ -134,23 +134,24 @@ class RetrievedContext:
 
 async def retrieve_context(
     library: Library, served: ServedModel, user: str, question: str, earlier: Sequence[tuple[str, str]],
-    collections: Among, *, files: frozenset[int] = frozenset(), way: AnswerWay = GENERATIVE,
+    collections: Among, *, files: frozenset[int] = frozenset(), about_files: bool = False, way: AnswerWay = GENERATIVE,
 ) -> RetrievedContext:  # fmt: skip
     """Search the user's documents for passages that answer a question, or for the sentences that do. `earlier`: the
     chat's questions before it, with their answers. `files`: attached collections, searched beside the others; a model
-    that writes gets the whole of them where they fit.
+    that writes gets the whole of them where they fit. `about_files`: the question comes with some, so that it is about
+    them though it has none of their words ("sum this up").
 
     Raises:
         BadQuery: the question is too long to be searched for.
         NotFound: there is no such collection.
     """
     asked = resolve(question, earlier)
-    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, files, way)
+    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, files, about_files, way)
 
 
 def _retrieved(
     library: Library, served: ServedModel, user: str, question: ResolvedQuestion, collections: Among,
-    files: frozenset[int], way: AnswerWay,
+    files: frozenset[int], about_files: bool, way: AnswerWay,
 ) -> RetrievedContext:  # fmt: skip
     extractive = way.kind == "extractive"
     rarity = library.rarity(user, collections, files)
@@ -202,7 +203,7 @@ def _retrieved(
     verdict = verdict_of(found.coverage)
     if verdict == "none" and any(verdict_of(covered(part.text, found.hits)) != "none" for part in parts):
         verdict = "partial"
-    if verdict == "none" and complete:  # a whole text is there to be summed up, too: the model sees whether it answers
+    if verdict == "none" and complete and about_files:  # the model sees whether the whole text answers
         verdict = "partial"
     if way.window_tokens is not None:
         best = sorted(every, key=lambda one: -one.score)

@@ -206,8 +206,7 @@ class Run:
         found: RetrievedContext | None = None
         files = frozenset[int]()
         if history.files:
-            attached = await asyncio.to_thread(self._library.rights.attached, ask.user, history.files)
-            files = frozenset(attached.values())
+            files = await asyncio.to_thread(self._library.files_of, ask.user, history.files)
         searches = ask.reasoning_config.searches and not is_small_talk(history.question)
         if searches:
             self._research = DocumentResearch(
@@ -222,8 +221,12 @@ class Run:
                 writes = self.tools is not None or ask.reasoning_config.reads_documents
                 way = GENERATIVE if writes else self._way
                 found = await retrieve_context(
-                    self._library, self._served, ask.user, history.question, history.turns, among, files=files, way=way
-                )
+                    self._library, self._served, ask.user, history.question, history.turns, among, files=files, way=way,
+                    about_files=history.asks_files,
+                )  # fmt: skip
+            strict = ask.collections is not None or history.asks_files or way.kind != "generative"
+            found = None if found.verdict == "none" and not strict else found  # it is about no file of earlier ones
+        if found is not None:
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)

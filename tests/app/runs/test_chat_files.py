@@ -302,6 +302,12 @@ def test_a_model_that_writes_gets_a_small_file_whole(
     log = log_of_run(ana, chat, "Please sum this up in a few words.", files=[sent["id"]])
     (source,) = of_type(log, "citation.sources")[0]["sources"]
     assert source["text"] == text and of_type(log, "run.started"), "nothing in it says what a summary is"
+    for asked, sources in ((WHEN, 1), ("Please write a poem of spring.", 0)):
+        log = log_of_run(ana, chat, asked)
+        assert sum(len(each["sources"]) for each in of_type(log, "citation.sources")) == sources
+        assert of_type(log, "run.started") and said(log) != rag.REFUSAL
+    strict = log_of_run(ana, chat, "zebras giraffes okapis?", collections="own")
+    assert said(strict) == rag.REFUSAL, "what is chosen by hand is kept to"
     large = attach(ana, "large.txt", "\n\n".join(f"Paragraph {n} tells of thing {n * n}." for n in range(2000)))
     pieces = log_of_run(ana, new_chat(ana), "What does paragraph 77 tell of?", files=[large["id"]])
     sources = of_type(pieces, "citation.sources")[0]["sources"]
