@@ -108,7 +108,7 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     (OLLAMA_PATHS, "v1"),
     ("/api/operator", "operator"),
     ("/api/sequences", "sequences"),
-    ("/api/(documents|collections|invitations|jobs|search)", "documents"),
+    ("/api/(documents|collections|files|invitations|jobs|search)", "documents"),
     ("/api/(permissions|tools)", "tools"),
     ("/api/chats/[^/]+/permissions", "tools"),
     ("/mcp", "tools"),

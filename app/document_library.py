@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.config import BadSetting, Settings
 from retrieval import Library
 from retrieval.document_database import NewerFile
 from retrieval.embedding import BUNDLED, SentenceEmbedder
+from retrieval.records import NotFound
+
+if TYPE_CHECKING:
+    from app.db.store import Store
 
 
 def open_library(settings: Settings) -> Library:
@@ -31,6 +38,15 @@ def open_library(settings: Settings) -> Library:
         return Library.open(folder, embedder, settings.resolved_storage_per_user)
     except (OSError, sqlite3.Error, NewerFile) as error:
         raise BadSetting(f"The documents in {folder} cannot be used: {disk_trouble(error) or error}") from None
+
+
+async def sweep_files(store: Store, library: Library) -> None:
+    """Deletes what was read of files that are gone: with their chat, or as they were never sent."""
+    kept = await store.files.kept()
+    gone = [(user, name) for user, name in await asyncio.to_thread(library.rights.all_attached) if name not in kept]
+    for user, name in gone:
+        with suppress(NotFound):  # it goes elsewhere, too
+            await asyncio.to_thread(library.detach, user, [name])
 
 
 def documents_dir(settings: Settings) -> Path:

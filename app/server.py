@@ -28,6 +28,7 @@ from app.api import (
     chats,
     collections,
     documents,
+    files,
     jobs,
     memory,
     operator,
@@ -45,7 +46,7 @@ from app.connections import Drain, DrainMiddleware
 from app.db.account_store import Accounts
 from app.db.quotas import RemoteUse
 from app.db.store import Store
-from app.document_library import open_library
+from app.document_library import open_library, sweep_files
 from app.middleware import add_middleware
 from app.observability.metrics import Goals, ServerMetrics
 from app.openai import responses
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 # Exports come before chats: their addresses would be those of a chat's id.
 ROUTERS = (
     chats.exchange_router, chats.router, memory.router, share.router, share.page_router, run_routes.router,
-    chats.folders_router, documents.router,
+    chats.folders_router, documents.router, files.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
     presets.router,
@@ -156,7 +157,8 @@ def create_app(
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()
-            closing.callback(asyncio.create_task(opened.deleted.purge_when_due()).cancel)
+            sweep = partial(sweep_files, opened, shelf)
+            closing.callback(asyncio.create_task(opened.deleted.purge_when_due(swept=sweep)).cancel)
             state.sequences = closing.enter_context(Sequences.of_settings(settings))
             await persistence.take_up(state.sequences, models, persistence.file_of(settings.resolved_data_dir))
             state.opened(opened, runs, shelf, tool_service)

@@ -12,6 +12,7 @@ from retrieval.jobs import Given, Job, OverQuota
 from retrieval.library import InUse, Library
 from retrieval.prompt_context import PromptSource, layout, sources
 from retrieval.records import (
+    AttachedFile,
     Collection,
     CollectionNameTaken,
     Document,
@@ -27,6 +28,7 @@ from retrieval.records import (
 )
 
 __all__ = [
+    "AttachedFile",
     "BadFilter",
     "BadQuery",
     "Collection",

@@ -198,4 +198,5 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "UPDATE documents SET added_by = (SELECT owner FROM collections c WHERE c.id = documents.collection)",
         "ALTER TABLE jobs ADD COLUMN replace INTEGER NOT NULL DEFAULT 0",
     ),
+    "6-attached": ("ALTER TABLE collections ADD COLUMN attached INTEGER NOT NULL DEFAULT 0",),
 }

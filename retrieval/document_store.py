@@ -61,7 +61,7 @@ class DocumentStore:
             SourceTaken: another user added one of a source, and `replace` is false.
         """
         with self.database.writing() as db:
-            self.rights.need(db, user, collection, "add documents to")
+            self.rights.need(db, user, collection, "add documents to", attached=True)
             for new in () if replace else documents:
                 check_source(db, user, collection, new.source)
             generation = _next_generation(db)
@@ -147,7 +147,7 @@ class DocumentStore:
         """
         with self.database.writing() as db:
             collection = self._collection_of(db, user, document)
-            self.rights.need(db, user, collection, "delete documents from")
+            self.rights.need(db, user, collection, "delete documents from", attached=True)
             return self._delete(db, "id = ?", "document = ?", document)
 
     def rename(self, user: str, document: int, source: str) -> None:
@@ -161,7 +161,7 @@ class DocumentStore:
         """
         with self.database.writing() as db:
             collection = self._collection_of(db, user, document)
-            self.rights.need(db, user, collection, "add documents to")
+            self.rights.need(db, user, collection, "add documents to", attached=True)
             taken = "SELECT id FROM documents WHERE collection = ? AND source = ? AND id != ?"
             if other := db.execute(taken, (collection, source, document)).fetchone():
                 raise SourceTaken(f"Document {other['id']} of the collection is called {source!r:.60} already.")
@@ -180,15 +180,15 @@ class DocumentStore:
                 )
                 _remove_chunks(db, "document = ? AND added < ?", (document, generation), generation)
 
-    def delete_collection(self, user: str, collection: int) -> list[Path]:
-        """Delete it with all its documents. Returns the files that were ours.
+    def delete_collection(self, user: str, collection: int, *, attached: bool = False) -> list[Path]:
+        """Delete it with all its documents. Returns the files that were ours. `attached`: it may be an attached one.
 
         Raises:
             NotFound: there is no such collection.
             NotAllowed: the user is not the owner.
         """
         with self.database.writing() as db:
-            self.rights.need(db, user, collection, "delete")
+            self.rights.need(db, user, collection, "delete", attached=attached)
             files = self._delete(db, "collection = ?", "collection = ?", collection)
             db.execute("DELETE FROM collections WHERE id = ?", (collection,))
         return files
@@ -221,6 +221,13 @@ class DocumentStore:
     def stored(self, collection: int, source: str) -> Document | None:
         """The document of that source, if there is one."""
         rows = self.database.rows(f"{_DOCUMENTS} WHERE d.collection = ? AND d.source = ?", (collection, source))
+        return _document(rows[0]) if rows else None
+
+    def newest(self, collection: int) -> Document | None:
+        """The document of a collection that was added or changed last, if there is one."""
+        rows = self.database.rows(
+            f"{_DOCUMENTS} WHERE d.collection = ? ORDER BY d.updated_at DESC, d.id DESC LIMIT 1", (collection,)
+        )
         return _document(rows[0]) if rows else None
 
     def settle(self, document: int, folder: int | None, place: tuple[Path, Path | None] | None) -> None:
@@ -404,7 +411,7 @@ class DocumentStore:
         row = db.execute("SELECT collection FROM documents WHERE id = ?", (document,)).fetchone()
         try:
             if row is not None:
-                self.rights.role(db, user, row["collection"])
+                self.rights.role(db, user, row["collection"], attached=True)
                 return int(row["collection"])
         except NotFound:
             pass

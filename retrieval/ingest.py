@@ -86,8 +86,11 @@ class Ingest:
             self._thread.join()
         self._parser.close()
 
-    def submit(self, user: str, collection: int, given: Sequence[Given], replace: bool = False) -> Job:
-        """Queue files as one job. `replace`: documents that other users added may be replaced.
+    def submit(
+        self, user: str, collection: int, given: Sequence[Given], replace: bool = False, *, attached: bool = False
+    ) -> Job:
+        """Queue files as one job. `replace`: documents that other users added may be replaced. `attached`: the
+        collection may be an attached one.
 
         Raises:
             NotFound: there is no such collection.
@@ -95,7 +98,7 @@ class Ingest:
             SourceTaken: a document of another user has the source of a file, and `replace` is false.
             OverQuota: the collection's owner may not keep that much.
         """
-        job = self.jobs.create(user, collection, given, replace)
+        job = self.jobs.create(user, collection, given, replace, attached=attached)
         with self._condition:
             self._waiting.setdefault(user, deque()).append(job.id)
             self._condition.notify_all()

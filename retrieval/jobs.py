@@ -117,8 +117,11 @@ class JobStore:
         self._folders = Folders(database, rights)
         self._quota_bytes = quota_bytes
 
-    def create(self, user: str, collection: int, given: Sequence[Given], replace: bool = False) -> Job:
-        """
+    def create(
+        self, user: str, collection: int, given: Sequence[Given], replace: bool = False, *, attached: bool = False
+    ) -> Job:
+        """`attached`: the collection may be an attached one.
+
         Raises:
             NotFound: there is no such collection, or no such folder of the user's in it.
             NotAllowed: the user may only read it.
@@ -129,7 +132,7 @@ class JobStore:
             self._folders.get(user, collection, folder)
         number = f"job_{uuid.uuid4().hex}"
         with self._database.writing() as db:
-            self._rights.need(db, user, collection, "add documents to")
+            self._rights.need(db, user, collection, "add documents to", attached=attached)
             for source in () if replace else {one.source for one in given}:
                 check_source(db, user, collection, source)
             self._check_quota(db, collection, given)
@@ -194,11 +197,24 @@ class JobStore:
             files = db.execute("SELECT * FROM job_files WHERE job = ? ORDER BY number", (job,)).fetchall()
         return Job(**{**dict(row), "replace": bool(row["replace"])}, files=tuple(_file(each) for each in files))
 
-    def of(self, user: str, running: bool = False) -> list[str]:
-        """The jobs of a user by number, the newest first."""
+    def of(self, user: str, running: bool = False, *, listed: bool = False) -> list[str]:
+        """The jobs of a user by number, the newest first. `listed`: not those of attached collections."""
         where = "user = ?" + (" AND status = 'running'" if running else "")
+        if listed:
+            where += " AND collection NOT IN (SELECT id FROM collections WHERE attached)"
         rows = self._database.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY created_at DESC, rowid DESC", (user,))
         return [row[0] for row in rows]
+
+    def newest(self, collection: int) -> Job | None:
+        """The newest job of a collection; None where there is none."""
+        sql = "SELECT id FROM jobs WHERE collection = ? ORDER BY created_at DESC, rowid DESC LIMIT 1"
+        rows = self._database.rows(sql, (collection,))
+        return self.get(rows[0][0]) if rows else None
+
+    def forget(self, collection: int) -> None:
+        """Deletes the rows of a collection's jobs, which have ended."""
+        with self._database.writing() as db:
+            db.execute("DELETE FROM jobs WHERE collection = ? AND status != 'running'", (collection,))
 
     def forget_user(self, user: str) -> None:
         """Deletes the rows of a user's jobs, which have ended."""

@@ -28,15 +28,17 @@ from retrieval.index.hybrid import Query, Scorer, Searcher
 from retrieval.index.publish import Publisher, Text
 from retrieval.index.views import Views
 from retrieval.ingest import Ingest
+from retrieval.jobs import Given
 from retrieval.parsing.parsed import Box
 from retrieval.parsing.parser import Parser
 from retrieval.parsing.sniff import PDF
-from retrieval.records import Among, Collection, Found, NotFound
+from retrieval.records import Among, AttachedFile, Collection, Found, NotFound
 from retrieval.sentence_ranking import SentenceRanker
 
 T = TypeVar("T")
 
 DEFAULT_COLLECTION = "Documents"
+DETACHED_S = 10.0  # for a cancelled job to end
 VIEWED_S = 12.0  # limit for rendering a page or finding the boxes of a span
 
 
@@ -109,13 +111,62 @@ class Library:
         """The passages that answer best; see `Searcher.search`."""
         return self._searcher.search(query, scorer)
 
-    def rarity(self, user: str, among: Among = "own") -> Rarity:
-        """Returns a function of a stem's inverse document frequency in these collections.
+    def attach(self, user: str, name: str, source: str, path: Path) -> None:
+        """Begins to read a file of ours into an attached collection, `name`, which is unique among the user's.
+
+        Raises:
+            OverQuota: the user may not keep that much.
+        """
+        collection = self.rights.attach(user, name)
+        try:
+            self.ingest.submit(user, collection, [Given(source, path, owned=True)], attached=True)
+        except BaseException:
+            self.store.delete_collection(user, collection, attached=True)
+            raise
+
+    def files_of(self, user: str, names: Sequence[str]) -> frozenset[int]:
+        """Returns the numbers of the user's attached collections of these names, as `Query.files` takes them."""
+        return frozenset(self.rights.attached(user, names).values())
+
+    def attached(self, user: str, names: Sequence[str]) -> dict[str, AttachedFile]:
+        """The user's attached files of these names, by name; without those that are not there."""
+        found = dict[str, AttachedFile]()
+        for name, collection in self.rights.attached(user, names).items():
+            job = self.ingest.jobs.newest(collection)
+            document = self.store.newest(collection)
+            error: str | None = None
+            if document is None:
+                if job is not None:
+                    error = self.ingest.stalled(job.id) or next((file.error for file in job.files), None)
+                if error is None and (job is None or job.status != "running"):
+                    error = "It was not read to its end, or was deleted since. Send it again."
+            found[name] = AttachedFile(name, collection, document, error)
+        return found
+
+    def detach(self, user: str, names: Sequence[str]) -> int:
+        """Deletes the user's attached files of these names from everything at once; returns how many documents went."""
+        count = 0
+        for collection in self.rights.attached(user, names).values():
+            job = self.ingest.jobs.newest(collection)
+            if job is not None and job.status == "running":
+                self.ingest.cancel(user, job.id)
+            count += self.store.newest(collection) is not None
+            with self.views.changing():
+                files = self.store.delete_collection(user, collection, attached=True)
+            _unlink(files)
+            if job is not None:
+                self.ingest.wait(job.id, DETACHED_S)  # a running one is not forgotten
+            self.ingest.jobs.forget(collection)
+        return count
+
+    def rarity(self, user: str, among: Among = "own", files: frozenset[int] = frozenset()) -> Rarity:
+        """Returns a function of a stem's inverse document frequency in these collections, attached ones of `files`
+        among them.
 
         Raises:
             NotFound: there is no such collection.
         """
-        return self.views.lexical.rarity(self.rights.readable(user, among))
+        return self.views.lexical.rarity(self.rights.readable(user, among, files))
 
     def boxes(self, user: str, document: int, start: int, end: int) -> ProcessFuture[list[Box]]:
         """Returns where characters `start` to `end` of a PDF's text stand on its pages; `viewed` takes it.
@@ -189,16 +240,18 @@ class Library:
         _unlink(files)
 
     def delete_user(self, user: str) -> int:
-        """Cancels the user's jobs, deletes the collections that the user owns and takes all roles in others; returns
-        how many documents went. What the user added to others' collections belongs to those, and stays."""
+        """Cancels the user's jobs, deletes the collections that the user owns, with attached ones, and takes all roles
+        in others; returns how many documents went. What the user added to others' collections belongs to those, and
+        stays."""
         for job in self.ingest.jobs.of(user, running=True):
             self.ingest.cancel(user, job)
+        attached = self.detach(user, list(self.rights.attached(user)))
         owned = [each for each in self.rights.collections(user) if each.role == "owner"]
         for collection in owned:
             self.delete_collection(user, collection.id)
         self.rights.forget_user(user)
         self.ingest.jobs.forget_user(user)
-        return sum(each.documents for each in owned)
+        return attached + sum(each.documents for each in owned)
 
     def delete_folder(self, user: str, collection: int, folder: int) -> None:
         """Delete a folder with its documents from everything at once.

@@ -6,14 +6,15 @@ of a prompt's beginning can be found again. Knows nothing of models; tokens are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from retrieval.document_store import DocumentStore
 from retrieval.parsing.parsed import ParsedPage
-from retrieval.records import Hit, NotFound
+from retrieval.records import Document, Hit, NotFound
 
 CountTokens = Callable[[str], int]
+MAX_TOKEN_LENGTH = 16  # characters of a token at the mean over a text: none has more
 OVERHEAD = 8  # tokens of a label, brackets and a line end
 
 
@@ -79,6 +80,33 @@ def sources(
                 break
     windows.sort(key=lambda window: (window.document, window.start))
     return [_source(store, user, number, window) for number, window in enumerate(windows, 1)]
+
+
+def whole(
+    store: DocumentStore, user: str, documents: Iterable[Document], budget: int, count: CountTokens
+) -> list[PromptSource]:
+    """Each document as one source, its whole text; none where they do not fit in `budget` tokens together."""
+    made, left = list[PromptSource](), budget
+    for document in documents:
+        if document.characters > left * MAX_TOKEN_LENGTH:  # spares reading and counting a book
+            return []
+        try:
+            text, pages = store.text(user, document.id), store.pages(user, document.id)
+        except NotFound:  # it went meanwhile
+            continue
+        left -= count(text) + OVERHEAD
+        if left < 0:
+            return []
+        made.append(
+            PromptSource(f"S{len(made) + 1}", document.id, document.title, 0, len(text), text, 1.0, pages)
+        )  # fmt: skip
+    return made
+
+
+def labelled(found: Iterable[PromptSource]) -> list[PromptSource]:
+    """Sources of several makings in the fixed order, under labels that are each its own."""
+    ordered = sorted(found, key=lambda source: (source.document, source.start))
+    return [replace(source, label=f"S{number}") for number, source in enumerate(ordered, 1)]
 
 
 def _windows(store: DocumentStore, user: str, hit: Hit, parents: bool) -> Iterator[_Window]:

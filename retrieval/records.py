@@ -90,6 +90,17 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A file in an attached collection, `name`. `document` is None until it is read; `error` says why it cannot be.
+    Neither: it is being read."""
+
+    name: str
+    collection: int
+    document: Document | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A chunk as a search shows it: characters `start` to `end` of its document; `text` is that part."""
 

@@ -1,7 +1,9 @@
 """Collections, and the rights of users to read, write and share them. Every right is checked here.
 
 Sharing invites: an invitation gives no right, a user becomes a member by accepting, and may leave. A user who may not
-read a collection gets the same answer as for one that is not there.
+read a collection gets the same answer as for one that is not there. An attached collection holds one file that belongs
+to something else (a question of a chat): it is in no list, cannot be named, shared or added to, and is searched where
+its number is passed as that of a file.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from retrieval.document_database import DatabaseFile
+from retrieval.document_database import DatabaseFile, marks
 from retrieval.records import (
     Collection,
     CollectionNameTaken,
@@ -52,6 +54,26 @@ class Rights:
             )
         return next(each for each in self.collections(user) if each.role == "owner" and each.name == name)
 
+    def attach(self, user: str, name: str) -> int:
+        """Makes an attached collection; returns its number. `name` is unique among the user's."""
+        with self._database.writing() as db:
+            insert = "INSERT INTO collections (name, owner, created_at, attached) VALUES (?, ?, ?, 1) RETURNING id"
+            (number,) = db.execute(insert, (_attached(name), user, time.time())).fetchone()
+        return int(number)
+
+    def attached(self, user: str, names: Sequence[str] | None = None) -> dict[str, int]:
+        """The numbers of the user's attached collections by name: all, or those of `names` that are there."""
+        sql, values = "SELECT name, id FROM collections WHERE owner = ? AND attached", [user]
+        if names is not None:
+            named = sorted({f"{_MARK}{name}" for name in names})
+            sql, values = f"{sql} AND name IN ({marks(named)})", [user, *named]
+        return {row["name"].removeprefix(_MARK): int(row["id"]) for row in self._database.rows(sql, values)}
+
+    def all_attached(self) -> list[tuple[str, str]]:
+        """User and name of every attached collection."""
+        rows = self._database.rows("SELECT owner, name FROM collections WHERE attached")
+        return [(row["owner"], row["name"].removeprefix(_MARK)) for row in rows]
+
     def rename(self, owner: str, collection: int, name: str) -> None:
         """
         Raises:
@@ -74,7 +96,8 @@ class Rights:
             """SELECT c.id, c.name, c.owner, iif(c.owner = :user, 'owner', m.role) AS role,
                       (SELECT count(*) FROM documents d WHERE d.collection = c.id) AS documents
                FROM collections c LEFT JOIN members m ON m.collection = c.id AND m.user = :user
-               WHERE c.owner = :user OR m.user IS NOT NULL ORDER BY c.owner != :user, c.name, c.id""",
+               WHERE NOT c.attached AND (c.owner = :user OR m.user IS NOT NULL)
+               ORDER BY c.owner != :user, c.name, c.id""",
             {"user": user},
         )
         return [Collection(**row) for row in map(dict, rows)]
@@ -193,13 +216,21 @@ class Rights:
             self._invited(db, user, collection)
             db.execute("UPDATE invitations SET declined = 1 WHERE collection = ? AND user = ?", (collection, user))
 
-    def readable(self, user: str, among: Iterable[int] | Literal["own", "all"] = "all") -> frozenset[int]:
-        """The collections that the user may read: all, the user's own, or those of `among`.
+    def readable(
+        self, user: str, among: Iterable[int] | Literal["own", "all"] = "all", files: frozenset[int] = frozenset()
+    ) -> frozenset[int]:
+        """The collections that the user may read: all, the user's own, or those of `among`; and of the attached ones
+        those of `files` that are there.
 
         Raises:
             NotFound: one of `among` is not readable.
         """
-        sql = "SELECT id FROM collections WHERE owner = :user"
+        if files:
+            named = sorted(files)
+            mine = f"SELECT id FROM collections WHERE owner = ? AND attached AND id IN ({marks(named)})"
+            there = frozenset(int(row["id"]) for row in self._database.rows(mine, [user, *named]))
+            return self.readable(user, among) | there
+        sql = "SELECT id FROM collections WHERE owner = :user AND NOT attached"
         if among != "own":
             sql += " UNION SELECT collection FROM members WHERE user = :user"
         found = frozenset(row[0] for row in self._database.rows(sql, {"user": user}))
@@ -212,28 +243,30 @@ class Rights:
 
     # Within a transaction
 
-    def role(self, db: sqlite3.Connection, user: str, collection: int) -> Role:
-        """
+    def role(self, db: sqlite3.Connection, user: str, collection: int, *, attached: bool = False) -> Role:
+        """`attached`: it may be one that is attached.
+
         Raises:
             NotFound: there is none, or the user may not read it.
         """
         row = db.execute(
             """SELECT iif(c.owner = ?1, 'owner', m.role) AS role FROM collections c
-               LEFT JOIN members m ON m.collection = c.id AND m.user = ?1 WHERE c.id = ?2""",
-            (user, collection),
+               LEFT JOIN members m ON m.collection = c.id AND m.user = ?1 WHERE c.id = ?2 AND (?3 OR NOT c.attached)""",
+            (user, collection, attached),
         ).fetchone()
         if row is None or row["role"] is None:
             raise NotFound(f"There is no collection {collection}.")
         role: Role = row["role"]
         return role
 
-    def need(self, db: sqlite3.Connection, user: str, collection: int, deed: Deed) -> None:
-        """
+    def need(self, db: sqlite3.Connection, user: str, collection: int, deed: Deed, *, attached: bool = False) -> None:
+        """`attached`: it may be one that is attached.
+
         Raises:
             NotFound: there is no such collection, or the user may not read it.
             NotAllowed: the user may read it, but not do this.
         """
-        role = self.role(db, user, collection)
+        role = self.role(db, user, collection, attached=attached)
         if role not in _MAY[deed]:
             raise NotAllowed(f"A {role} may not {deed} this collection; that takes the {_either(_MAY[deed])}.")
 
@@ -260,6 +293,13 @@ def check_source(db: sqlite3.Connection, user: str, collection: int, source: str
             f"The collection has a document {source!r:.300} that another user added. Give yours another name, or "
             "say that it is to take that one's place (replace=true)."
         )
+
+
+_MARK = " "  # before the name of an attached collection, which no other name can begin with
+
+
+def _attached(name: str) -> str:
+    return f"{_MARK}{_checked(name)}"
 
 
 def _checked(name: str) -> str:

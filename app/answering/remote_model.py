@@ -125,7 +125,8 @@ class RemoteModel:
         """
         Args:
             collections: those that passages of this request come from.
-            grounded: earlier answers of the conversation are made from documents of any collection, or may be.
+            grounded: the conversation has files, or earlier answers of it are made from documents of any collection, or
+                may be.
             tools: the server's tools with results in the request, now or later.
 
         Raises:
@@ -139,7 +140,11 @@ class RemoteModel:
         fits = set(named) <= set(allowed)
         if allowed != "all" and (grounded or not fits):
             may = ", ".join(map(str, allowed)) or "none"
-            what = "earlier answers quote documents, or may" if fits else f"collections is {collections!r:.60}"
+            what = (
+                "the chat has files, or earlier answers quote documents, or may"
+                if fits
+                else f"collections is {collections!r:.60}"
+            )
             what += f", and documents of these collections may be sent to the remote model {self.name!r}: {may}"
             raise _stays("collections", "documents_stay_local", what, instead)
         if self.settings.tools != "all" and (kept := sorted(set(tools) - set(self.settings.tools))):

@@ -44,6 +44,7 @@ class SharedTurn:
     sources: Sequence[SourceShown] = field(default=())
     remark: str = ""
     images: Sequence[str] = ()  # of a question, data: URLs
+    files: Sequence[str] = ()  # names of those that a question was sent with
 
     @property
     def thought(self) -> str:
@@ -79,6 +80,7 @@ def _turn_of(message: Row, events: Sequence[LoggedEvent]) -> SharedTurn:
     return SharedTurn(
         message["role"], message["content"], message["thinking"], message["thinking_s"], message["steps"],
         _sources(events), remarks.get(message["status"], ""), message["images"],
+        [each["name"] for each in message["files"]],
     )  # fmt: skip
 
 
@@ -109,6 +111,8 @@ def _markdown_parts(turn: SharedTurn) -> Iterator[str]:
             yield f"Called {_code(f'{call.name}({call.arguments})')}:\n\n{_fenced(result.text)}"
     for at, url in enumerate(turn.images, 1):
         yield f"![Image {at} of the question]({url})"
+    if turn.files:
+        yield f"Files: {', '.join(map(_line, turn.files))}"
     if turn.content:
         yield turn.content.strip()
     if turn.remark:
@@ -164,6 +168,9 @@ article>h2{margin:0 0 .4rem;color:var(--muted);font-size:.8rem;font-weight:600}
 .question{display:flex;flex-direction:column;align-items:flex-end}
 .asked{max-width:min(85%,34rem);margin:0;padding:.65rem 1rem;border-radius:1.1rem 1.1rem .3rem 1.1rem;
 background:var(--tint);white-space:pre-wrap;overflow-wrap:anywhere}
+.files{display:flex;flex-wrap:wrap;justify-content:flex-end;gap:.4rem;max-width:min(85%,34rem);margin:0 0 .4rem;
+padding:0;list-style:none;font-size:.875rem}
+.files li{padding:.2rem .7rem;border:1px solid var(--line);border-radius:.6rem;overflow-wrap:anywhere}
 .prose{overflow-wrap:anywhere}
 .prose>*{margin-block:.9rem}
 .prose :is(h3,h4,h5,h6){line-height:1.3}
@@ -245,6 +252,9 @@ def _parts(turn: SharedTurn, id: str) -> Iterator[str]:
     if turn.role == "user":
         for at, url in enumerate(turn.images, 1):
             yield f'<img class="asked" src="{escape(url)}" alt="Image {at} of the question">'
+        if turn.files:
+            items = "".join(f'<li dir="auto">{escape(name)}</li>' for name in turn.files)
+            yield f'<ul class="files" aria-label="Files">{items}</ul>'
         yield f'<p class="asked" dir="auto">{escape(turn.content)}</p>'
         return
     if turn.thinking:

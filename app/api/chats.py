@@ -17,10 +17,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
+from app.api.files import attached
 from app.api.runs import SETTINGS, ChatSettings, check_settings, settings_of_file
 from app.current_user import AppState, User
 from app.db.chat_exchange import MAX_FOLDER, MAX_TITLE, BadChats, Export
 from app.db.chat_store import BadCursor, Tree
+from app.db.file_store import SentFile
 from app.errors import invalid
 from app.openai.request_models import Private
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber
@@ -187,12 +189,15 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
     # The message as stored, not as of now: its events are read from `active_run_id` from their start.
     active = next((m["run_id"] for m in messages if m["status"] == "running"), None)
     shown = messages if given.all == "true" else tree.branch(row["leaf_id"])
+    sent = [SentFile(**each) for message in shown for each in message["files"]]
+    files = iter(await attached(state.library, user, sent))
     return {
         **row,
         "messages": [
             {
                 **{name: message[name] for name in _SHOWN},
                 "steps": [step.model_dump() for step in message["steps"]],
+                "files": [next(files) for _ in message["files"]],
                 "siblings": tree.siblings(message["id"]),
             }
             for message in shown
@@ -339,7 +344,7 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
         made = await state.store.exchange.add(user, wanted)
     except BadChats as error:
         raise invalid(error.path, str(error)) from None
-    return {"chat_ids": made}
+    return {"chat_ids": made.new, "known": [{"position": at, "chat_id": id} for at, id in made.known.items()]}
 
 
 def attached_json(export: dict[str, Any], name: str) -> Response:

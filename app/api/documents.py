@@ -132,7 +132,7 @@ SpanParams = Annotated[SpanQuery, Depends(QueryParams(SpanQuery))]
 @router.post("/documents", status_code=201, responses={202: {"model": Ingested}})
 async def upload(request: Request, response: Response, user: User, state: AppState) -> Ingested:
     library = state.library
-    form = await _received(request, state)
+    form = await received(request, state)
     try:
         options = _options(form)
         given = [
@@ -147,12 +147,21 @@ async def upload(request: Request, response: Response, user: User, state: AppSta
         job = await asyncio.to_thread(submit)
     finally:
         await asyncio.to_thread(form.discard)
-    shown = await _followed(state, user, job.id, options.wait_s)
-    if options.wait_s and shown.status == "done" and shown.counts["failed"] == len(shown.files):
+    return await ingested(state, user, job.id, options.wait_s, response)
+
+
+async def ingested(state: State, user: str, job: str, wait_s: float, response: Response) -> Ingested:
+    """Returns what has come of a job by its end, or by `wait_s`: the response is a 201 or a 202.
+
+    Raises:
+        ApiError: 400: none of its files could be read.
+    """
+    shown = await followed(state, user, job, wait_s)
+    if wait_s and shown.status == "done" and shown.counts["failed"] == len(shown.files):
         reasons = " ".join(f"{file.source}: {file.error}" for file in shown.files)
         raise invalid("file", reasons, "unreadable_document")
     numbers = dict.fromkeys(file.document for file in shown.files if file.document is not None)
-    documents = await asyncio.to_thread(_those_left, library, user, list(numbers))
+    documents = await asyncio.to_thread(_those_left, state.library, user, list(numbers))
     response.status_code = 201 if shown.status == "done" else 202
     return Ingested(job=shown, documents=[DocumentShown.of(document) for document in documents])
 
@@ -244,7 +253,7 @@ class _Opened(FileResponse):
             os.close(self._descriptor)
 
 
-async def _received(request: Request, state: State) -> Form:
+async def received(request: Request, state: State) -> Form:
     """The form, its files on disk. If anything is wrong with it, nothing stays there."""
     form: Form | None = None
     try:
@@ -283,7 +292,8 @@ def _options(form: Form) -> _Options:
     given = {name: values[0] for name, values in form.fields.items() if name != "source" and values[0].strip()}
     return _Options(
         _sources(form), _number("collection", given.get("collection")), _number("folder", given.get("folder")),
-        _metadata(given.get("metadata", "{}")), _replace(given.get("replace", "false")), _wait(given.get("wait")),
+        _metadata(given.get("metadata", "{}")), _replace(given.get("replace", "false")),
+        seconds_to_wait(given.get("wait")),
     )  # fmt: skip
 
 
@@ -331,7 +341,12 @@ def _replace(text: str) -> bool:
     return text == "true"
 
 
-def _wait(text: str | None) -> float:
+def seconds_to_wait(text: str | None) -> float:
+    """Reads a form's field `wait`.
+
+    Raises:
+        ApiError: 400: it is no number of seconds in range.
+    """
     if text is None:
         return WAIT_S
     try:
@@ -343,7 +358,7 @@ def _wait(text: str | None) -> float:
     return seconds
 
 
-async def _followed(state: State, user: str, job: str, seconds: float) -> JobShown:
+async def followed(state: State, user: str, job: str, seconds: float) -> JobShown:
     """The job once nothing more is to be waited for, or as it is after that time or when the server stops.
 
     It is asked now and then: a thread that waited for each upload would soon leave none for anything else.

@@ -29,7 +29,7 @@ async def jobs(user: User, state: AppState) -> dict[str, list[JobSummary]]:
     library = state.library
 
     def newest() -> list[JobSummary]:
-        return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user)[:MAX_JOBS]]
+        return [job_shown(library, user, job).summary() for job in library.ingest.jobs.of(user, listed=True)[:MAX_JOBS]]
 
     return {"jobs": await asyncio.to_thread(newest)}
 

@@ -10,7 +10,8 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-from retrieval import Collection, Document, Folder, Found, Hit, Invitation, Job, Member
+from app.db.file_store import SentFile
+from retrieval import AttachedFile, Collection, Document, Folder, Found, Hit, Invitation, Job, Member
 from retrieval.jobs import FileStatus
 from retrieval.parsing.parsed import ParseFault
 from retrieval.records import MemberRole, Metadata, Role
@@ -147,6 +148,34 @@ class Ingested(BaseModel):
 
     job: JobShown
     documents: list[DocumentShown]
+
+
+class AttachedShown(BaseModel):
+    """A file of a question, as its chat has it. `missing`: it came in a file of chats, or its document was deleted."""
+
+    id: str | None
+    name: str
+    bytes: int
+    status: Literal["reading", "ready", "failed", "missing"]
+    error: str | None = None
+    document: int | None = None
+    media_type: str | None = None
+    pages: int = 0
+    characters: int = 0
+    faults: list[FaultShown] = []
+
+    @classmethod
+    def of(cls, sent: SentFile, found: AttachedFile | None) -> AttachedShown:
+        kept = sent.model_dump()
+        if found is None:
+            return cls(**kept, status="missing")
+        if (document := found.document) is None:
+            return cls(**kept, status="reading" if found.error is None else "failed", error=found.error)
+        faults = [FaultShown.of(fault) for fault in document.faults]
+        return cls(
+            **kept, status="ready", document=document.id, media_type=document.media_type, pages=document.pages,
+            characters=document.characters, faults=faults,
+        )  # fmt: skip
 
 
 class CollectionShown(BaseModel):

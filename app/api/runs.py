@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -24,10 +24,12 @@ from app.answering.remote_model import RemoteModel
 from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
+from app.api.files import attached, check_ready
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import AppState, Asker, User, check_reasoning_scopes, check_scope
 from app.db.chat_exchange import MAX_IMAGES
+from app.db.file_store import MAX_FILES, SentFile
 from app.db.run_store import LoggedEvent, Place, RunKey
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
@@ -149,6 +151,9 @@ class RunRequest(ChatSettings):
         None, description="the id of the answer that this question follows, or null for a new beginning"
     )
     regenerate: str | None = Field(None, description="the id of a question, to answer it once more")
+    files: Annotated[list[str], Field(min_length=1, max_length=MAX_FILES)] | None = Field(
+        None, description=f"a list of 1 to {MAX_FILES} ids of files, beside content, that answers are made from",
+    )  # fmt: skip
     priority: Priority = None
     deadline_s: DeadlineS = None
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
@@ -164,14 +169,14 @@ class RunRequest(ChatSettings):
             named = named | _REASONING
         return self.model_copy(update={name: value for name, value in settings.items() if name not in named})
 
-    def place(self) -> Place:
-        """Returns the place of the answer.
+    def place(self, files: Sequence[SentFile] = ()) -> Place:
+        """Returns the place of the answer. `files`: those that are given, as the message keeps them.
 
         Raises:
             ApiError: content and regenerate are both given, or neither.
         """
         if self.regenerate is not None:
-            given = [name for name in ("content", "images") if getattr(self, name) is not None]
+            given = [name for name in ("content", "images", "files") if getattr(self, name) is not None]
             if given or "parent_id" in self.model_fields_set:
                 beside = (*given, "parent_id")[0]
                 raise invalid(
@@ -185,7 +190,8 @@ class RunRequest(ChatSettings):
         if not self.content.strip():
             raise invalid("content", "content is white space alone; accepted: a non-empty text.")
         images = tuple(self.images or ())
-        return Place(self.content, self.parent_id, at_leaf="parent_id" not in self.model_fields_set, images=images)
+        at_leaf = "parent_id" not in self.model_fields_set
+        return Place(self.content, self.parent_id, at_leaf, images=images, files=tuple(files))
 
 
 RunBody = Annotated[RunRequest, Depends(JsonBody(RunRequest, most=MAX_BODY_BYTES, nulls=True))]
@@ -198,8 +204,9 @@ async def start_run(
     key = _key(request, chat_id, given)  # as it came: the chat's settings may change before it is sent again
     chat = await state.store.chats.get(user, chat_id)
     wanted = given.completed(chat["settings"] or {})
-    if wanted.collections is not None:
+    if wanted.collections is not None or wanted.files is not None:
         check_scope(who, "documents")
+    files = await _files(state, user, chat_id, wanted)
     if wanted.tools is not None or wanted.skills:
         check_scope(who, "tools")
     check_reasoning_scopes(wanted.checker, wanted.strategy_options, who)
@@ -208,21 +215,22 @@ async def start_run(
     if (remote := state.models.remotes.get(wanted.model or "")) is not None:
         remote.images.check_seeing(wanted.images or (), "images", remote.name, sees=remote.settings.sees)
         await _strip(wanted, remote.images)
-        return await _started(state, chat_id, key, _remote_spec(wanted, remote, user))
+        return await _started(state, chat_id, key, _remote_spec(wanted, remote, user, files))
     served, auto = _models_of(state, wanted)
     enter(*((served,) if auto is None else auto.steps))
     reasoning_config = reduced_by_load(
         _reasoning_config(state, wanted, served, auto, user), served if auto is None else auto.steps[0]
     )
     if reasoning_config.searches:
-        _check_research(wanted, state.tool_service.names)
+        has_files = bool(files or await state.store.files.in_chat(user, chat_id))
+        _check_research(wanted, state.tool_service.names, has_files)
     for one in (served,) if auto is None else auto.steps:
         one.images.check_seeing(wanted.images or (), "images", one.name, sees=one.sees)
     await _strip(wanted, served.images)
     if wanted.content is not None:
         await _check_length(wanted.content, state.models if auto is not None else [served])
     ask = RunSpec(
-        wanted.place(), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
+        wanted.place(files), wanted.system_prompt(), wanted.sampling(), max_tokens=wanted.max_tokens,
         collections=wanted.collections, tools=wanted.tools, skills=wanted.skills, served=served, auto=auto,
         reasoning_config=reasoning_config, user=user,
     )  # fmt: skip
@@ -296,7 +304,22 @@ async def check_settings(state: State, user: str, settings: ChatSettings) -> dic
     return settings.kept()
 
 
-def _check_research(wanted: RunRequest, there: Collection[str]) -> None:
+async def _files(state: State, user: str, chat_id: str, wanted: RunRequest) -> list[SentFile]:
+    """Returns the files of a question, as its message is to keep them.
+
+    Raises:
+        NotThere: there is no such file, or it is another chat's.
+        ApiError: one is given twice, is still being read, or could not be read.
+    """
+    given = wanted.files or []
+    if twice := next((id for at, id in enumerate(given) if id in given[:at]), None):
+        raise invalid("files", f"files has {twice!r:.60} twice; accepted: each once.")
+    sent = await state.store.files.for_chat(user, chat_id, given)
+    check_ready(await attached(state.library, user, sent))
+    return sent
+
+
+def _check_research(wanted: RunRequest, there: Collection[str], has_files: bool) -> None:
     """
     Raises:
         ApiError: 400: the run's strategy searches, and it has nothing to search in, or something it does not use.
@@ -305,8 +328,8 @@ def _check_research(wanted: RunRequest, there: Collection[str]) -> None:
         message = "strategy_options.collections is for requests without a field collections; accepted: that field."
         raise invalid("strategy_options.collections", message)
     searches_web = wanted.tools is not None and WEB_SEARCH in (there if wanted.tools == "all" else wanted.tools)
-    if wanted.collections is None and not searches_web:
-        accepted = f'"own", "all" or ids, or tools with {WEB_SEARCH}'
+    if wanted.collections is None and not searches_web and not has_files:
+        accepted = f'"own", "all" or ids, files, or tools with {WEB_SEARCH}'
         message = f"collections are missing, and {wanted.strategy!r} searches in them; accepted: {accepted}."
         raise invalid("collections", message, "missing_required_parameter")
     if isinstance(wanted.tools, list) and (others := [name for name in wanted.tools if name != WEB_SEARCH]):
@@ -323,7 +346,7 @@ async def _strip(wanted: RunRequest, images: RequestImages) -> None:
         wanted.images = [await images.stripped(url, f"images[{at}]") for at, url in enumerate(wanted.images)]
 
 
-def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
+def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str, files: Sequence[SentFile]) -> RunSpec:
     """The run of a remote model.
 
     Raises:
@@ -331,7 +354,7 @@ def _remote_spec(wanted: RunRequest, remote: RemoteModel, user: str) -> RunSpec:
     """
     remote.check_fields(name for name in ("checker", "priority") if getattr(wanted, name) is not None)
     return RunSpec(
-        wanted.place(), wanted.system_prompt(), _remote_sampling(wanted, remote), max_tokens=wanted.max_tokens,
+        wanted.place(files), wanted.system_prompt(), _remote_sampling(wanted, remote), max_tokens=wanted.max_tokens,
         collections=wanted.collections, tools=wanted.tools, skills=wanted.skills, served=remote, user=user,
     )  # fmt: skip
 

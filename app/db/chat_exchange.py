@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 from sqlalchemy import Connection, and_, bindparam, select
@@ -17,6 +18,7 @@ from app.db.answer_steps import AnswerStep, check_steps, dump_steps
 from app.db.chat_store import CHAT_NUMBER, FOLDER_NAMED, add_folder, chat_of, load_settings, messages_of
 from app.db.connection import insert, row, rows
 from app.db.database import Database
+from app.db.file_store import MAX_FILES, SentFile
 from app.db.memory_store import MAX_NOTE, MAX_NOTES, ImportedNote, MemoryFull, all_notes, import_note
 from app.db.sqlite import Row, new_id
 from app.db.tables import chats, folders, messages
@@ -52,6 +54,13 @@ class ExportedUsage(_Part):
     cached_tokens: Count
 
 
+class ExportedFile(_Part):
+    """A file that a question was sent with: its name and size, and none of what is in it."""
+
+    name: str = Field(min_length=1, max_length=255)
+    bytes: Count
+
+
 class ExportedMessage(_Part):
     """`id` and `parent_id` count in their chat alone; a parent stands before its children.
 
@@ -73,6 +82,7 @@ class ExportedMessage(_Part):
     error: str | None = None
     grounded: bool = True
     images: Annotated[list[Picture], Field(max_length=MAX_IMAGES)] = []  # of a question
+    files: Annotated[list[ExportedFile], Field(max_length=MAX_FILES)] = []  # of a question
     created_at: Moment
 
 
@@ -125,6 +135,13 @@ _CHATS = (
 )
 
 
+class Imported(NamedTuple):
+    """Ids of the chats that a file has brought, and of those that were there already, by their place in the file."""
+
+    new: list[str]
+    known: dict[int, str]
+
+
 class ChatExchange:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -148,8 +165,11 @@ class ChatExchange:
 
         return await self._database.read(read)
 
-    async def add(self, user: str, export: Export) -> list[str]:
-        """The new chats' ids. All chats are kept, or none.
+    async def add(self, user: str, export: Export) -> Imported:
+        """Keeps the chats that the user does not have yet: all of them, or none where the file is not sound.
+
+        A chat is known by when it was begun and by what was said in it, whether it was made here or came in a file; its
+        title, its folder and its settings do not count. One that was gone on with since is another: both are kept.
 
         Raises:
             BadChats: the messages of a chat are no tree, or their steps do not fit together; or memory has no room for
@@ -157,13 +177,19 @@ class ChatExchange:
         """
         await asyncio.to_thread(_check_all, export)
 
-        def add(db: Connection) -> list[str]:
+        def add(db: Connection) -> Imported:
             for at, note in enumerate(export.notes):
                 try:
                     import_note(db, user, ImportedNote(**note.model_dump()))
                 except MemoryFull as error:
                     raise BadChats(f"notes[{at}]", f"does not fit: {error}") from None
-            return [_add(db, user, chat) for chat in export.chats]
+            made, known = list[str](), dict[int, str]()
+            for at, chat in enumerate(export.chats):
+                if (same := _same(db, user, chat)) is not None:
+                    known[at] = same
+                else:
+                    made.append(_add(db, user, chat))
+            return Imported(made, known)
 
         return await self._database.read(add)
 
@@ -184,6 +210,7 @@ def _exported_message(message: Row) -> Row:
     made = {name: message[name] for name in ExportedMessage.model_fields}
     made["steps"] = [step.model_dump() for step in message["steps"]]
     made["grounded"] = bool(message["grounded"])
+    made["files"] = [{"name": each["name"], "bytes": each["bytes"]} for each in message["files"]]
     if message["status"] == "running":  # in a file it will never go on
         made["status"] = "cancelled"
     return made
@@ -208,8 +235,9 @@ def _check(chat: ExportedChat, path: str) -> None:
         if (message.role == "user") == (follows == "user"):
             after = "at a beginning" if follows is None else f"after a message of role {follows!r}"
             raise BadChats(f"{where}.role", f"is {message.role!r} {after}; accepted: questions and answers in turn.")
-        if message.role == "assistant" and message.images:
-            raise BadChats(f"{where}.images", "are of an answer; accepted: in questions.")
+        for name in ("images", "files"):
+            if message.role == "assistant" and getattr(message, name):
+                raise BadChats(f"{where}.{name}", "are of an answer; accepted: in questions.")
         if message.role == "user" and (message.steps or not message.content.strip()):
             raise BadChats(where, "is a question with steps or without content; accepted: content alone.")
         try:
@@ -240,14 +268,37 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
         },
     )  # fmt: skip
     for position, message in enumerate(chat.messages, 1):
-        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage", "images"})  # Any: columns
+        values: dict[str, Any] = message.model_dump(exclude={"steps", "usage", "images", "files"})  # Any: columns
         values["images"] = json.dumps(message.images) if message.images else None
+        sent = [SentFile(name=each.name, bytes=each.bytes).model_dump() for each in message.files]
+        values["files"] = json.dumps(sent) if sent else None
         values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
         values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
         values["grounded"] = message.grounded and message.role == "assistant"
         values["usage"] = None if message.usage is None else message.usage.model_dump_json()
         insert(db, messages, values)
     return chat_id
+
+
+_BEGUN = select(chats.c.id).where(
+    chats.c.user == bindparam("user"), chats.c.created_at == bindparam("at"), chats.c.deleted_at.is_(None)
+)
+
+
+def _same(db: Connection, user: str, chat: ExportedChat) -> str | None:
+    """Returns the id of the user's chat that was begun at that moment and has the same messages, if there is one."""
+    said = _said([message.model_dump() for message in chat.messages])
+    for each in rows(db, _BEGUN.order_by(CHAT_NUMBER), user=user, at=chat.created_at):
+        if _said([_exported_message(message) for message in messages_of(db, each["id"])]) == said:
+            return str(each["id"])
+    return None
+
+
+def _said(said: Sequence[Row]) -> list[tuple[Any, ...]]:  # Any: of each column its own
+    """Returns what makes messages the same, whatever their ids are."""
+    places = {message["id"]: at for at, message in enumerate(said)}
+    same = ("role", "content", "thinking", "steps", "images", "files", "created_at")
+    return [(places.get(each["parent_id"]), *(each[name] for name in same)) for each in said]
 
 
 def _folder(db: Connection, user: str, name: str) -> str:

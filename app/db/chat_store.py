@@ -147,6 +147,7 @@ def messages_of(db: Connection, chat_id: str) -> list[Row]:
         message["usage"] = json.loads(message["usage"]) if message["usage"] else None
         message["steps"] = load_steps(message["steps"])
         message["images"] = json.loads(message["images"]) if message["images"] else []
+        message["files"] = json.loads(message["files"]) if message["files"] else []
     return found
 
 

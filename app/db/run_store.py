@@ -21,6 +21,7 @@ from app.db.answer_steps import AnswerStep, Usage, dump_steps
 from app.db.chat_store import Tree, add_message, chat_of, messages_of
 from app.db.connection import execute_many, insert, row
 from app.db.database import Database
+from app.db.file_store import SentFile, send_files
 from app.db.sqlite import KeyReused, NotThere, Row, WrongPlace, new_id, steady
 from app.db.tables import chats, events, is_running, messages, run_keys, runs, traces
 
@@ -139,6 +140,7 @@ class Place:
     at_leaf: bool = False
     regenerate: str | None = None
     images: tuple[str, ...] = ()  # of a new question, data: URLs
+    files: tuple[SentFile, ...] = ()  # of a new question
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class RunRows:
         """Add an answer-to-be, with its question where that is new, and make it the chat's current branch.
 
         Raises:
-            NotThere: there is no such chat, or no such message in it.
+            NotThere: there is no such chat, no such message in it, or no such file for it.
             WrongPlace: a question follows an answer, and an answer a question.
         """
         return await self._database.read(lambda db: _begin(db, user, chat_id, run_id, place, params, key))
@@ -253,6 +255,8 @@ def _begin(
         question = new_id("msg")
         asked = {"role": "user", "content": place.content, "status": "completed", "created_at": now}
         asked["images"] = json.dumps(place.images) if place.images else None
+        asked["files"] = json.dumps([each.model_dump() for each in place.files]) if place.files else None
+        send_files(db, user, chat_id, place.files)
         add_message(db, chat_id, {"id": question, "parent_id": parent, **asked})
         tree = Tree(messages_of(db, chat_id))
     answer = new_id("msg")

@@ -16,7 +16,7 @@ import json
 import logging
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from app.db.chat_exchange import ChatExchange
 from app.db.chat_store import Chats, Folders, chat_of, folder_of
 from app.db.connection import row
 from app.db.database import Database
+from app.db.file_store import Files
 from app.db.memory_store import Memory, purge_notes
 from app.db.preset_store import Presets, Prompts
 from app.db.run_store import LoggedEvent, RunKeys, RunRows
@@ -37,6 +38,7 @@ from app.db.sqlite import NameTaken, NotThere, Row, steady
 from app.db.tables import (
     chats,
     events,
+    files,
     folders,
     memory_notes,
     memory_users,
@@ -203,6 +205,7 @@ def _marked(snippet: str, opens: str, closes: str) -> tuple[str, list[tuple[int,
 log = logging.getLogger("ponder")
 
 KEPT_S = 600.0
+SWEEP_S = 3600.0
 
 Kind = Literal["chat", "folder"]
 _FIND: dict[Kind, Callable[[Connection, str, str], object]] = {"chat": chat_of, "folder": folder_of}
@@ -266,12 +269,16 @@ class Deleted:
 
         return await self._database.read(purge)
 
-    async def purge_when_due(self, kept_s: float = KEPT_S) -> None:
-        """Erase, for ever, what may not come back any more. It sleeps meanwhile."""
+    async def purge_when_due(self, kept_s: float = KEPT_S, swept: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Erase, for ever, what may not come back any more. It sleeps meanwhile. `swept` is called after each time, and
+        at least every `SWEEP_S`, to erase elsewhere what belonged to it."""
         while True:
             self._more.clear()
             try:
                 due_s = await self.purge(kept_s)
+                if swept is not None:
+                    await swept()
+                    due_s = SWEEP_S if due_s is None else min(due_s, SWEEP_S)
             except sqlite3.Error as error:  # a full disk, say
                 log.error("what was deleted cannot be erased yet: %s", error)
                 due_s = kept_s
@@ -299,6 +306,7 @@ class Store:
         self.overview = Overview(database)
         self.memory = Memory(database)
         self.shares = Shares(database)
+        self.files = Files(database)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Store:
@@ -318,7 +326,17 @@ class Store:
             theirs = select(chats.c.id).where(chats.c.user == user)
             erased = list(db.scalars(select(runs.c.id).where(runs.c.chat_id.in_(theirs))))
             count = db.execute(delete(chats).where(chats.c.user == user)).rowcount
-            for table in (folders, responses, run_keys, presets, preset_members, prompts, memory_notes, memory_users):
+            for table in (
+                files,
+                folders,
+                responses,
+                run_keys,
+                presets,
+                preset_members,
+                prompts,
+                memory_notes,
+                memory_users,
+            ):
                 db.execute(delete(table).where(table.c.user == user))
             return count, erased
 

@@ -86,6 +86,7 @@ messages = Table(
     Column("steps", Text),  # as JSON
     Column("grounded", FLAG, nullable=False, server_default=text("0")),  # made from documents, or it may be
     Column("images", Text),  # a JSON list of data: URLs
+    Column("files", Text),  # a JSON list of the files that a question was sent with
     Column("model", Text),  # of an answer: the one that wrote it
     UniqueConstraint("chat_id", "position"),
     Index("messages_run", "run_id"),
@@ -240,6 +241,18 @@ shares = Table(
     Column("created_at", NUMBER, nullable=False),
     Column("updated_at", NUMBER, nullable=False),
     Index("shares_chat", "chat_id"),
+)  # fmt: skip
+
+files = Table(  # of questions; retrieval has each as an attached collection under its id
+    "files", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="CASCADE")),  # null: not sent yet
+    Column("created_at", NUMBER, nullable=False),
+    Index("files_chat", "chat_id"),
+    Index("files_user", "user"),
 )  # fmt: skip
 
 users = Table(

@@ -123,7 +123,7 @@ class Runs:
         """Begin an answer. With a key it begins once, however often it is asked for.
 
         Raises:
-            NotThere: there is no such chat or message.
+            NotThere: there is no such chat, message or file.
             WrongPlace: nothing can be answered there.
             KeyReused: the key was given with another request.
             ChatBusy: the chat has an unfinished run.
@@ -148,8 +148,9 @@ class Runs:
         chat = await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
         if isinstance(ask.served, RemoteModel):
             ask.served.check_leaving(
-                private=chat["private"], collections=ask.collections, tools=[tool.name for tool in offered]
-            )
+                private=chat["private"], collections=ask.collections, grounded=bool(ask.place.files),
+                tools=[tool.name for tool in offered],
+            )  # fmt: skip
         if self._closing:
             raise EngineStopped("The server is stopping.")
         if chat_id in self._busy_chats:

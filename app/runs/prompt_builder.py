@@ -42,7 +42,8 @@ DOCUMENTS = "documents"
 class History:
     """The conversation down to the question, with calls and without. `read_from`: sources of its untrusted text.
 
-    `private`: its chat is kept from remote models. `called`: tools with results in it.
+    `private`: its chat is kept from remote models. `called`: tools with results in it. `files`: ids of those that its
+    questions were sent with; `asks_files`: the last one was.
     """
 
     messages: Messages
@@ -51,6 +52,8 @@ class History:
     read_from: frozenset[str]
     private: bool = False
     called: frozenset[str] = frozenset()
+    files: tuple[str, ...] = ()
+    asks_files: bool = False
 
     @property
     def turns(self) -> list[tuple[str, str]]:
@@ -80,9 +83,11 @@ class History:
             read_from |= _untrusted(answer["steps"])
             called |= {call.name for step in answer["steps"] for call in step.calls}
         last = _asked(question)
+        files = tuple(each["id"] for message in branch for each in message.get("files") or () if each["id"])
         return cls(
-            [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called)
-        )
+            [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called),
+            files, bool(question.get("files")),
+        )  # fmt: skip
 
 
 def _asked(question: Row) -> dict[str, Any]:
@@ -255,8 +260,9 @@ async def plan_remote_run(
             does not read the images of the chat.
     """
     tools = read_tools(specs)
+    quotes = DOCUMENTS in history.read_from or bool(history.files)
     remote.check_leaving(
-        private=history.private, collections=collections, grounded=DOCUMENTS in history.read_from,
+        private=history.private, collections=collections, grounded=quotes,
         tools={*history.called, *(tool.name for tool in tools)},
     )  # fmt: skip
     remote.check_fields(sampling)

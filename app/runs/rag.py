@@ -21,7 +21,7 @@ from engine.structured_output.spec import Optional as OptionalText
 from retrieval import Query, layout, sources
 from retrieval.citations import CheckedText, Citation, CitationChecker, as_text
 from retrieval.evidence import Verdict, investigate, verdict_of, weigh
-from retrieval.prompt_context import PromptSource
+from retrieval.prompt_context import OVERHEAD, PromptSource, labelled, whole
 from retrieval.query_rewriting import ResolvedQuestion, resolve
 from retrieval.records import Among
 from retrieval.sentence_ranking import ANSWERS, RankedSentence, windows, with_context
@@ -134,34 +134,45 @@ class RetrievedContext:
 
 async def retrieve_context(
     library: Library, served: ServedModel, user: str, question: str, earlier: Sequence[tuple[str, str]],
-    collections: Among, *, way: AnswerWay = GENERATIVE,
+    collections: Among, *, files: frozenset[int] = frozenset(), about_files: bool = False, way: AnswerWay = GENERATIVE,
 ) -> RetrievedContext:  # fmt: skip
     """Search the user's documents for passages that answer a question, or for the sentences that do. `earlier`: the
-    chat's questions before it, with their answers.
+    chat's questions before it, with their answers. `files`: attached collections, searched beside the others; a model
+    that writes gets the whole of them where they fit. `about_files`: the question comes with some, so that it is about
+    them though it has none of their words ("sum this up").
 
     Raises:
         BadQuery: the question is too long to be searched for.
         NotFound: there is no such collection.
     """
     asked = resolve(question, earlier)
-    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, way)
+    return await asyncio.to_thread(_retrieved, library, served, user, asked, collections, files, about_files, way)
 
 
 def _retrieved(
-    library: Library, served: ServedModel, user: str, question: ResolvedQuestion, collections: Among, way: AnswerWay
-) -> RetrievedContext:
+    library: Library, served: ServedModel, user: str, question: ResolvedQuestion, collections: Among,
+    files: frozenset[int], about_files: bool, way: AnswerWay,
+) -> RetrievedContext:  # fmt: skip
     extractive = way.kind == "extractive"
-    rarity = library.rarity(user, collections)
+    rarity = library.rarity(user, collections, files)
     weights = question.rarity(rarity)
     budget = min(MAX_TOKENS, int(SHARE * served.engine.max_model_len))
 
     def count(text: str) -> int:
         return len(served.engine.tokenizer.encode(text))
 
+    complete: list[PromptSource] = []
+    if files and way == GENERATIVE:
+        documents = [one for number in sorted(files) if (one := library.store.newest(number)) is not None]
+        complete = whole(library.store, user, documents, budget, count)
+    left = budget - sum(count(source.text) + OVERHEAD for source in complete)
+
     def prompt_sources(hits: Sequence[Hit]) -> list[PromptSource]:
-        return sources(
-            library.store, user, hits, budget, count, parents=budget >= PARENTS_FROM and not extractive,
+        others = [hit for hit in hits if all(hit.passage.document != source.document for source in complete)]
+        picked = sources(
+            library.store, user, others, left, count, parents=left >= PARENTS_FROM and not extractive,
         )  # fmt: skip
+        return labelled([*complete, *picked]) if complete else picked
 
     def covered(asked: str, hits: Sequence[Hit]) -> float:
         if extractive:
@@ -170,8 +181,8 @@ def _retrieved(
         return weigh(asked, hits, library.embedder, weights).score
 
     found = investigate(
-        lambda text: library.search(Query(user, text, MAX_SOURCES, collections)), covered, question.text,
-        limit=MAX_SOURCES,
+        lambda text: library.search(Query(user, text, MAX_SOURCES, collections, files=files)), covered,
+        question.text, limit=MAX_SOURCES,
     )  # fmt: skip
     shown = prompt_sources(found.hits)
     parts = question.parts()
@@ -191,6 +202,8 @@ def _retrieved(
         )  # fmt: skip
     verdict = verdict_of(found.coverage)
     if verdict == "none" and any(verdict_of(covered(part.text, found.hits)) != "none" for part in parts):
+        verdict = "partial"
+    if verdict == "none" and complete and about_files:  # the model sees whether the whole text answers
         verdict = "partial"
     if way.window_tokens is not None:
         best = sorted(every, key=lambda one: -one.score)

@@ -38,16 +38,19 @@ class DocumentResearch:
 
     def __init__(
         self, library: Library, served: ServedModel, user: str, question: str, among: Among | None, *, writes: bool,
-        earlier: Sequence[tuple[str, str]] = (), tools: RunTools | None = None, lists_sources: bool = False,
+        files: frozenset[int] = frozenset(), earlier: Sequence[tuple[str, str]] = (), tools: RunTools | None = None,
+        lists_sources: bool = False,
     ) -> None:  # fmt: skip
-        """`among`: the collections to search, None for none. `writes`: the model is able to write from passages.
-        `tools` search the web. `lists_sources`: a reader has no other list of sources."""
+        """`among`: the collections to search, None for none; `files`: attached ones beside them. `writes`: the model is
+        able to write from passages. `tools` search the web. `lists_sources`: a reader has no other list of sources."""
         resolved = resolve(question, earlier)
         self.question = question
         self.parts: Sequence[str] = [part.text for part in resolved.parts()]
         self.writes = writes
         self.notes = list[ResearchNote]()
-        self._library, self._served, self._user, self._among = library, served, user, among
+        self._library, self._served, self._user = library, served, user
+        self._among: Among | None = frozenset[int]() if among is None and files else among
+        self._files = files
         self._tools = tools
         self._lists_sources = lists_sources
         self._sources = list[PromptSource]()
@@ -85,7 +88,9 @@ class DocumentResearch:
             return _NOTHING
         tokens = min(PASSAGE_TOKENS, self._served.engine.max_model_len // 4)
         way = AnswerWay("generative", tokens)
-        found = await retrieve_context(self._library, self._served, self._user, query, (), self._among, way=way)
+        found = await retrieve_context(
+            self._library, self._served, self._user, query, (), self._among, files=self._files, way=way
+        )  # fmt: skip
         return _NOTHING if found.verdict == "none" else found
 
     async def _web(self, query: str, limit: int) -> RetrievedContext:
@@ -111,7 +116,9 @@ class DocumentResearch:
 
     def _rank(self, query: str, pages: Sequence[PromptSource]) -> list[RankedSentence]:
         asked = resolve(query, ())
-        rarity = asked.rarity(self._library.rarity(self._user, self._among or "own"))
+        rarity = asked.rarity(
+            self._library.rarity(self._user, "own" if self._among is None else self._among, self._files)
+        )
         return self._library.ranker.rank(asked.text, pages, rarity, None)
 
     async def supported(self, text: str, labels: Sequence[str]) -> str:

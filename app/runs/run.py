@@ -204,28 +204,29 @@ class Run:
     async def _generate(self, history: History, ask: RunSpec) -> Finish:
         """Makes the answer; returns how it finished."""
         found: RetrievedContext | None = None
+        files = frozenset[int]()
+        if history.files:
+            files = await asyncio.to_thread(self._library.files_of, ask.user, history.files)
         searches = ask.reasoning_config.searches and not is_small_talk(history.question)
         if searches:
             self._research = DocumentResearch(
                 self._library, self._served, ask.user, history.question,
-                None if ask.collections is None else among_of(ask.collections),
+                None if ask.collections is None else among_of(ask.collections), files=files,
                 writes=self._way.kind == "generative", earlier=history.turns, tools=self.tools,
             )  # fmt: skip
-        elif ask.collections is not None and not is_small_talk(history.question):
-            among = among_of(ask.collections)
+        elif (ask.collections is not None or files) and not is_small_talk(history.question):
+            among = frozenset[int]() if ask.collections is None else among_of(ask.collections)
             with tracing.span("retrieval"):
                 # Tools are for a model to call, and a strategy over documents is for it to write by.
                 writes = self.tools is not None or ask.reasoning_config.reads_documents
                 way = GENERATIVE if writes else self._way
                 found = await retrieve_context(
-                    self._library,
-                    self._served,
-                    ask.user,
-                    history.question,
-                    history.turns,
-                    among,
-                    way=way,
-                )
+                    self._library, self._served, ask.user, history.question, history.turns, among, files=files, way=way,
+                    about_files=history.asks_files,
+                )  # fmt: skip
+            strict = ask.collections is not None or history.asks_files or way.kind != "generative"
+            found = None if found.verdict == "none" and not strict else found  # it is about no file of earlier ones
+        if found is not None:
             self.log.append(found.event())
             if found.verdict == "none":
                 self._answer(REFUSAL)
@@ -238,7 +239,7 @@ class Run:
             if self.tools is not None:
                 self.tools.has_read(DOCUMENTS)
         reasoning_config = ask.reasoning_config
-        reads = reasoning_config.reads_documents and ask.collections is not None
+        reads = reasoning_config.reads_documents and (ask.collections is not None or bool(files))
         if found is None and not searches and (reads or reasoning_config.searches):  # small talk
             reasoning_config = replace(reasoning_config, strategy=None, options=None)
         self._reasoning_config = reasoning_config

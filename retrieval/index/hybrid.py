@@ -110,7 +110,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query of `user`, of the user's own collections unless others are named."""
+    """A query of `user`, of the user's own collections unless others are named, and of the attached ones of `files`."""
 
     user: str
     text: str
@@ -120,6 +120,7 @@ class Query:
     rerank: bool = False
     repeats: bool = False  # also show near-duplicates of a better hit
     dense_share: float = DENSE_SHARE  # 0: BM25 alone; 1: vectors alone
+    files: frozenset[int] = frozenset()
 
 
 class Searcher:
@@ -144,7 +145,7 @@ class Searcher:
         clock.lap("embed")
         count = max(CANDIDATES, 2 * query.limit)
         with self._views.reading():
-            among = self._store.rights.readable(query.user, query.collections)
+            among = self._store.rights.readable(query.user, query.collections, query.files)
             documents = self._store.matching(among, query.filters) if query.filters else None
             clock.lap("rights")
             if not among or (documents is not None and not documents):

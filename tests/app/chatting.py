@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -59,6 +60,14 @@ def file(*messages: Json, leaf: str | None = None, **fields: Any) -> Json:
     leaf_id = leaf or (messages[-1]["id"] if messages else None)
     chat = {"title": "t", "created_at": 1.0, "updated_at": 2.0, "leaf_id": leaf_id, "messages": list(messages)}
     return {"format": "ponder.chats", "version": 1, "chats": [{**chat, **fields}]}
+
+
+_moments = itertools.count(1)
+
+
+def begun_elsewhere(sent: Json) -> Json:
+    """The file with its chats begun at other moments, so that an import takes them for others than those here."""
+    return {**sent, "chats": [{**each, "created_at": 1e6 + next(_moments)} for each in sent["chats"]]}
 
 
 def imported(http: httpx.Client, sent: Json) -> list[str]:

@@ -45,6 +45,7 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PATCH /api/collections/{collection_id}": {"name": "mine"},
     "POST /api/collections/{collection_id}/folders": {"path": "/mine"},
     "PATCH /api/documents/{document_id}": {"source": "mine.txt"},
+    "POST /api/files/{file_id}/keep": {},
     "PUT /api/collections/{collection_id}/members/{member}": {"role": "reader"},
     "POST /api/runs/{run_id}/approvals/{approval_id}": {"decision": "once"},
     "POST /api/runs/{run_id}/questions/{question_id}": {"text": "yes"},
@@ -79,7 +80,7 @@ NOBODYS = {  # they make something new, or tell what is the same for everybody
     "GET /api/server", "GET /api/tools", "GET /api/strategies", "GET /v1/models", "GET /v1/models/{name:path}",
     "POST /api/memory", "PATCH /api/memory", "DELETE /api/memory",
     "POST /api/chats", "POST /api/chats/import", "POST /api/folders", "POST /api/collections", "POST /api/documents",
-    "POST /api/presets", "POST /api/presets/import", "POST /api/prompts",
+    "POST /api/files", "POST /api/presets", "POST /api/presets/import", "POST /api/prompts",
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
     "POST /v1/completions", "POST /v1/embeddings", "POST /v1/rerank", "POST /v1/tokenize", "POST /v1/detokenize",
     "POST /v1/responses", "POST /v1/messages",
@@ -162,7 +163,8 @@ def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     chat = new_chat(bob)
-    ask(bob, chat, SECRET)
+    sent = bob.post("/api/files", files={"file": (f"{SECRET}-sent.txt", f"{SECRET} is far.")}).json()["id"]
+    ask(bob, chat, SECRET, files=[sent])
     run = begin(bob, chat, f"{SECRET} again")["run_id"]
     log_of(bob, run)
     bob.put(f"/api/chats/{chat}/permissions", json={"classes": ["read"]})
@@ -186,6 +188,7 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
         "document_id": str(document["id"]), "sequence_id": sequence, "response_id": said, "grant_id": grant.id,
         "number": str(note), "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
         "document_folder": str(papers), "preset_id": preset, "prompt_id": prompt, "share_id": share,
+        "file_id": sent,
     }  # fmt: skip
 
 
@@ -337,7 +340,7 @@ def test_a_deleted_user_leaves_nothing_behind(model: Path, tmp_path: Path) -> No
         assert root.delete("/api/operator/users/root").status_code == 409
         assert root.delete("/api/operator/users/nobody").status_code == 404
         reply = root.delete("/api/operator/users/bob")
-        assert reply.json() == {"id": "bob", "deleted": True, "chats": 2, "documents": 1}, reply.text
+        assert reply.json() == {"id": "bob", "deleted": True, "chats": 2, "documents": 2}, reply.text
         assert bob.get("/api/chats").status_code == 401
         assert root.delete("/api/operator/users/bob").status_code == 404
         assert "bob" not in [user["id"] for user in root.get("/api/operator/users").json()["users"]]
@@ -345,7 +348,10 @@ def test_a_deleted_user_leaves_nothing_behind(model: Path, tmp_path: Path) -> No
         assert not state.sequences.of("bob") and not any(run.user == "bob" for run in state.runs.live.values())
         rights = state.library.rights
         assert (
-            not rights.collections("bob") and not rights.invitations("bob") and not state.library.ingest.jobs.of("bob")
+            not rights.collections("bob")
+            and not rights.attached("bob")
+            and not rights.invitations("bob")
+            and not state.library.ingest.jobs.of("bob")
         )
         assert not list((state.library.folder / "files").iterdir())
         assert state.tool_service.grants.classes("bob", ids["chat_id"]) is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.chatting import file, imported, message
+from tests.app.chatting import begun_elsewhere, file, imported, message
 from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.real_server import RealServer, running
 from tests.e2e.support.scripted_model import write_scripted
@@ -347,7 +347,14 @@ def test_files_go_out_and_come_in(page: Page, server: RealServer, watch: Watch, 
         return page.get_by_role("dialog")
 
     report = take_in(everything)
+    expect(report).to_contain_text("2 chats were here already, and came in no second time.")
+    page.keyboard.press("Escape")
+    expect(report).to_have_count(0)
+    sent, more_chats = json.loads(everything.read_text()), tmp_path / "more.json"
+    more_chats.write_text(json.dumps({**sent, "chats": [*begun_elsewhere(sent)["chats"], sent["chats"][0]]}))
+    report = take_in(more_chats)
     expect(report).to_contain_text("2 chats with 4 messages came in.")
+    expect(report).to_contain_text("1 chat was here already, and came in no second time.")
     expect(report).to_contain_text("In folders: Work")
     report.get_by_role("link", name="Notes").click()
     expect(page.get_by_text("About Notes")).to_be_visible()

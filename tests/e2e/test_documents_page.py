@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -92,31 +91,6 @@ def drop(page: Page, files: Sequence[tuple[str, str]], *, release: bool = True) 
         }""",
         [list(files), release],
     )
-
-
-def test_files_dropped_on_a_chat_are_read_and_answered_from(new_page: NewPage, server: RealServer) -> None:
-    page = new_page()
-    page.goto(server.url)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    drop(page, [("dam.txt", DAM)], release=False)
-    expect(page.get_by_text("Drop to add")).to_be_visible()
-    drop(page, [("dam.txt", DAM), ("bees.txt", BEES)])
-    expect(page.get_by_text("Drop to add")).to_have_count(0)
-    sheet = page.get_by_role("dialog", name="Add 2 files")
-    expect(sheet).to_contain_text("Answers in the chat will come from this collection.")
-    sheet.get_by_label("Into the collection").select_option("A new collection…")
-    sheet.get_by_label("Name of the collection").fill("Dams")
-    page.keyboard.press("Enter")
-    for name in ("dam.txt", "bees.txt"):
-        expect(row(page, name)).to_contain_text(re.compile(r"added\s*$"))
-    expect(page.get_by_text("From Dams")).to_be_visible()
-    with page.expect_request(lambda request: request.url.endswith("/runs")) as asked:
-        page.get_by_role("textbox", name="Message").fill("When was the dam finished?")
-        page.keyboard.press("Enter")
-    (shelf,) = server.http.get("/api/collections").json()["collections"]
-    assert json.loads(asked.value.post_data or "")["collections"] == [shelf["id"]]
-    expect(tray(page)).to_have_count(0)  # what was added without a fault is told until it is asked about
-    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
 
 
 def test_files_are_pasted_and_text_is_not_taken_for_one(page: Page) -> None:

@@ -32,6 +32,9 @@ kept = st.none() | st.fixed_dictionaries(
 )  # fmt: skip
 
 
+files = st.fixed_dictionaries({"name": texts.filter(bool), "bytes": st.integers(0, 2**53)})
+
+
 @st.composite
 def steps(draw: st.DrawFn) -> list[Json]:
     made = []
@@ -56,6 +59,8 @@ def chats(draw: st.DrawFn) -> Json:
             fields |= {"status": draw(st.sampled_from(["completed", "failed", "cancelled"]))}
             fields |= {"error": draw(st.none() | texts), "grounded": draw(st.booleans())}
             fields |= {"model": draw(st.none() | texts.filter(bool))}
+        if role == "user":
+            fields |= {"files": draw(st.lists(files, max_size=2))}
         content = draw(texts) if role == "assistant" else draw(texts.filter(str.strip))
         messages.append(message(str(number), None if parent is None else parent["id"], role, content, **fields))
     leaves = [each["id"] for each in messages if each["id"] not in {other["parent_id"] for other in messages}]
@@ -70,7 +75,7 @@ def renumbered(chat: Json) -> Json:
     """With ids that count from 0, as every import gives new ones, and every field that has a default."""
     ids = {each["id"]: str(at) for at, each in enumerate(chat["messages"])} | {None: None}
     defaults: Json = {"thinking": "", "usage": None, "steps": [], "status": "completed", "error": None}
-    defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None, "grounded": False, "images": []}
+    defaults |= {"thinking_s": None, "ttft_s": None, "tokens_per_s": None, "grounded": False, "images": [], "files": []}
     defaults |= {"model": None}
     messages = [
         {**defaults, **each, "id": ids[each["id"]], "parent_id": ids[each["parent_id"]]} for each in chat["messages"]
@@ -80,7 +85,7 @@ def renumbered(chat: Json) -> Json:
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(sent=st.lists(chats(), min_size=1, max_size=3))
+@given(sent=st.lists(chats(), min_size=1, max_size=3, unique_by=lambda chat: chat["created_at"]))
 def test_what_is_imported_is_exported_but_for_ids(ana: httpx.Client, sent: list[Json]) -> None:
     ids = imported(ana, {"format": "ponder.chats", "version": 1, "chats": sent})
     try:
@@ -160,6 +165,8 @@ def test_the_sound_file_that_the_others_differ_from_is_taken(ana: httpx.Client) 
         (acted([], []), "chats[0].messages[1].steps"), (acted([CALL] * 2, [RESULT] * 2), "chats[0].messages[1].steps"),
         (acted([CALL], [RESULT], last=[]), "chats[0].messages[1].steps"),
         (acted([CALL], [{**RESULT, "text": "x" * 4001}]), "chats[0].messages[1].steps[0].results[0].text"),
+        (file(ONE, {**TWO, "files": [{"name": "a.txt", "bytes": 1}]}), "chats[0].messages[1].files"),
+        (file({**ONE, "files": [{"name": "a", "bytes": 1, "id": "f"}]}), "chats[0].messages[0].files[0].id"),
         (file(ONE, {**TWO, "created_at": -1}), "chats[0].messages[1].created_at"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -201,10 +208,53 @@ def test_a_long_body_that_is_no_json_is_refused_like_a_short_one(text: str) -> N
             json_value(sent)
 
 
+def take_in(client: httpx.Client, sent: Json) -> tuple[list[str], list[str]]:
+    """The chats that a file has brought, and those that were there."""
+    reply = client.post("/api/chats/import", json=sent)
+    assert reply.status_code == 201, reply.text
+    known = reply.json()["known"]
+    assert [each["position"] for each in known] == sorted(each["position"] for each in known)
+    return reply.json()["chat_ids"], [each["chat_id"] for each in known]
+
+
+def test_a_file_that_is_imported_again_brings_nothing(ana: httpx.Client, bob: httpx.Client) -> None:
+    sent = file(ONE, TWO)
+    sent["chats"] += file(ONE, created_at=2.0)["chats"]
+    (first, second), known = take_in(ana, sent)
+    assert known == []
+    change(ana, first, title="mine now", pinned=True)
+    assert take_in(ana, sent) == ([], [first, second])
+    assert take_in(ana, ana.get("/api/chats/export").json()) == ([], [first, second])
+    assert len(ana.get("/api/chats").json()["chats"]) == 2
+    assert take_in(bob, sent)[1] == [], "another user's chats are not looked at"
+    ana.delete(f"/api/chats/{second}")
+    (again,), known = take_in(ana, sent)
+    assert known == [first] and again != second, "what was deleted comes back"
+
+
+def test_a_chat_that_was_made_here_is_known_in_its_own_export(ana: httpx.Client) -> None:
+    chat = new_chat(ana)
+    answer = ask(ana, chat, "one")
+    ask(ana, chat, regenerate=answer["parent_id"])
+    sent = ana.get(f"/api/chats/{chat}/export").json()
+    assert take_in(ana, sent) == ([], [chat])
+
+
+def test_a_chat_that_was_gone_on_with_is_kept_beside_the_other(ana: httpx.Client) -> None:
+    three = message("2", "1", "user", "more")
+    (short,), _ = take_in(ana, file(ONE, TWO))
+    (long,), known = take_in(ana, file(ONE, TWO, three))
+    assert known == [] and len(read(ana, long)["messages"]) == 3 and len(read(ana, short)["messages"]) == 2
+    assert take_in(ana, file(ONE, TWO, three)) == ([], [long]) and take_in(ana, file(ONE, TWO)) == ([], [short])
+    (other,), _ = take_in(ana, file(ONE, {**TWO, "content": "b"}))
+    assert take_in(ana, file(ONE, {**TWO, "parent_id": "0", "id": "x"})) == ([], [short]), "ids are the file's own"
+    assert len({short, long, other}) == 3
+
+
 def test_nobody_exports_what_is_anothers(ana: httpx.Client, bob: httpx.Client) -> None:
     (chat,) = imported(ana, file(ONE, TWO))
     error(bob.get(f"/api/chats/{chat}/export"), 404, "chat_not_found")
     assert bob.get("/api/chats/export").json()["chats"] == []
-    (other,) = imported(ana, file(ONE, TWO, updated_at=3.0))
+    (other,) = imported(ana, file(ONE, TWO, created_at=2.0, updated_at=3.0))
     listed: list[Any] = ana.get("/api/chats").json()["chats"]
     assert [each["id"] for each in listed] == [other, chat]

@@ -40,7 +40,7 @@ WITHOUT_BODY = {
     "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel", "POST /api/invitations/{collection_id}/accept",
     "PUT /api/presets/{preset_id}/members/{member}",
 }  # fmt: skip
-A_FORM = {"POST /api/documents"}
+A_FORM = {"POST /api/documents", "POST /api/files"}
 
 
 @pytest.fixture(scope="module")

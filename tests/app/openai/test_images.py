@@ -20,6 +20,7 @@ from PIL import Image, PngImagePlugin
 from app.answering.request_images import LIMITS, RequestImages
 from app.cli.terminal import RemoteChat, converse, image_parts
 from app.config import BadSetting
+from tests.app.chatting import begun_elsewhere
 from tests.app.conftest import Server, serving
 from tests.engine.multimodal import seeing
 from tests.engine.multimodal.seeing import picture, png
@@ -413,7 +414,7 @@ def test_a_chat_keeps_its_images_and_lets_them_go(web: httpx.Client) -> None:
     mine = next(each for each in exported["chats"] if each["messages"] and each["messages"][0]["images"] == [kept])
     page = web.get(f"/api/chats/{chat_id}/export?format=html").text
     assert f'src="{kept}"' in page and "img-src data:" in page
-    copies = web.post("/api/chats/import", json={**exported, "chats": [mine]})
+    copies = web.post("/api/chats/import", json=begun_elsewhere({**exported, "chats": [mine]}))
     assert copies.status_code in (200, 201), copies.text
     (copy_id,) = copies.json()["chat_ids"]
     assert web.get(f"/api/chats/{copy_id}").json()["messages"][0]["images"] == [kept]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.app.chatting import Json, change, imported, log_of, read
+from tests.app.chatting import Json, begun_elsewhere, change, imported, log_of, read
 from tests.app.remote.planted import Planted
 
 MODELS = st.sampled_from(["big", "claude", "auto", "pebble"])
@@ -123,7 +123,7 @@ class Client:
     def copy(self, at: int) -> None:
         if self.chats:
             id, private = self.chats[at % len(self.chats)]
-            (copy,) = imported(self.http, self.http.get(f"/api/chats/{id}/export").json())
+            (copy,) = imported(self.http, begun_elsewhere(self.http.get(f"/api/chats/{id}/export").json()))
             assert read(self.http, copy)["private"] is private
             self.chats.append((copy, private))
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.chatting import imported, log_of, new_chat
+from tests.app.chatting import begun_elsewhere, imported, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.library import add
 from tests.app.remote.planted import Json, Planted, chunk, sends, speaks, tool_call, usage
@@ -46,6 +46,20 @@ def test_documents_stay_unless_their_collection_may_leave(http: httpx.Client, pl
     assert not planted.requests
 
 
+def test_files_of_a_chat_stay_unless_all_documents_may_leave(http: httpx.Client, planted: Planted) -> None:
+    sent = http.post("/api/files", files={"file": ("dam.txt", DAM)}).json()["id"]
+    chat = new_chat(http)
+    reply, _ = run(http, chat, content=QUESTION, model="big", files=[sent])
+    assert reply.status_code == 403 and reply.json()["error"]["code"] == "documents_stay_local"
+    assert "the chat has files" in reply.json()["error"]["message"]
+    run(http, chat, content=QUESTION, files=[sent])
+    _, log = run(http, chat, content="Thanks!", model="big")
+    assert log[-1]["type"] == "run.failed" and log[-1]["code"] == "documents_stay_local"
+    assert not planted.requests
+    _, log = run(http, chat, content=QUESTION, model="open")
+    assert log[-1]["type"] == "run.completed" and "DOCUMENTED" in planted.received, log
+
+
 def test_answers_from_documents_stay_in_copies_of_a_chat_too(http: httpx.Client, planted: Planted, dam: int) -> None:
     """Also where a file does not say from what its answers were made, as those of earlier versions."""
     chat, plain = new_chat(http), new_chat(http)
@@ -53,15 +67,15 @@ def test_answers_from_documents_stay_in_copies_of_a_chat_too(http: httpx.Client,
     run(http, plain, content="Hi!", model="big")
     planted.does(speaks())
     file = http.get(f"/api/chats/{chat}/export").json()
-    copies = imported(http, file)
-    copies += imported(http, http.get(f"/api/chats/{copies[0]}/export").json())
+    copies = imported(http, begun_elsewhere(file))
+    copies += imported(http, begun_elsewhere(http.get(f"/api/chats/{copies[0]}/export").json()))
     for message in file["chats"][0]["messages"]:
         del message["grounded"]
-    for copy in [*copies, *imported(http, file)]:
+    for copy in [*copies, *imported(http, begun_elsewhere(file))]:
         _, log = run(http, copy, content="And then?", model="big")
         assert log[-1]["type"] == "run.failed" and log[-1]["code"] == "documents_stay_local"
     assert not planted.requests
-    (copy,) = imported(http, http.get(f"/api/chats/{plain}/export").json())
+    (copy,) = imported(http, begun_elsewhere(http.get(f"/api/chats/{plain}/export").json()))
     _, log = run(http, copy, content="And then?", model="big")
     assert log[-1]["type"] == "run.completed" and len(planted.requests) == 1
 

@@ -2,6 +2,7 @@
 import type { Schema, Value } from "./asking/options";
 import type { Sampling } from "./asking/sampling";
 import { clock } from "./clock";
+import type { MessageFile } from "./documents/api";
 import type { Usage } from "./protocol";
 
 export interface ServerInfo {
@@ -49,6 +50,7 @@ export interface StoredMessage {
   ttft_s?: number | null;
   steps?: StoredStep[];
   images?: string[]; // of a question, data: URLs
+  files?: MessageFile[]; // of a question
   usage: Usage | null;
   model?: string | null; // that wrote it
   status: Status;
@@ -67,7 +69,9 @@ export interface StartedRun {
 }
 
 /** What is to be answered: a new question, below an answer or at the beginning, or one that stands there already. */
-export type Place = { content: string; images?: readonly string[]; parent_id?: string | null } | { regenerate: string };
+export type Place =
+  | { content: string; images?: readonly string[]; files?: readonly string[]; parent_id?: string | null }
+  | { regenerate: string };
 
 export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
 

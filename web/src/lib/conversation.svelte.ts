@@ -16,6 +16,7 @@ import {
   type StartedRun,
   type Wishes,
 } from "./api";
+import type { MessageFile } from "./documents/api";
 import { keepDraft, placeOf } from "./drafts";
 import { failureOf, Reply, type Attempt, type Question } from "./reply.svelte";
 import { strings } from "./strings";
@@ -34,6 +35,12 @@ export interface Asked {
 }
 
 const SOON_MS = 500;
+
+/** What is sent beside the words of a question. Files that came with an import are not there to be sent. */
+function beside(images: readonly string[], files: readonly MessageFile[]): { images?: readonly string[]; files?: string[] } {
+  const ids = files.flatMap(({ id, status }) => (id !== null && status === "ready" ? [id] : []));
+  return { ...(images.length > 0 && { images }), ...(ids.length > 0 && { files: ids }) };
+}
 
 export class Conversation {
   id = $state<string | null>(null);
@@ -109,6 +116,7 @@ export class Conversation {
   async send(
     content: string,
     images: readonly string[] = [],
+    files: readonly MessageFile[] = [],
     again: Attempt | null = null,
   ): Promise<boolean> {
     if (this.phase !== "ready") return false;
@@ -121,7 +129,7 @@ export class Conversation {
     const attempt = again ?? { key: newKey(), wishes: this.asked.wishes() };
     const [before, at] = [this.messages, this.id];
     const after = before.findLast((message) => message.id !== null);
-    const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content, images };
+    const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content, images, files };
     const reply = new Reply(this.#key(), content);
     reply.attempt = attempt;
     this.messages = [...before, question, reply];
@@ -139,7 +147,7 @@ export class Conversation {
           this.created(chat);
         }
       } else if (again === null) await this.#keep(id, attempt.wishes, signal);
-      const asked = images.length > 0 ? { content, images } : { content };
+      const asked = { content, ...beside(images, files) };
       const place = after?.role === "assistant" ? { ...asked, parent_id: after.id } : asked;
       this.#begun(question, reply, await startRun(id, place, attempt.wishes, attempt.key), signal);
     } catch (error) {
@@ -161,8 +169,8 @@ export class Conversation {
     const parent = this.messages[at - 1]?.id ?? null;
     if (at < 0 || (at > 0 && parent === null)) return false;
     const edited: Question = { ...question, key: this.#key(), id: null, content };
-    const images = question.images.length > 0 ? { images: question.images } : {};
-    return this.#branch(this.messages.slice(0, at), edited, [], { content, ...images, parent_id: parent });
+    const place = { content, ...beside(question.images, question.files), parent_id: parent };
+    return this.#branch(this.messages.slice(0, at), edited, [], place);
   }
 
   /** Answer a question once more, beside the answers that it has, if any. Returns as `edit` does. */
@@ -249,9 +257,9 @@ export class Conversation {
     if (this.busy) return true;
     if (!reply.unsent) return this.again(reply);
     const question = this.messages[this.messages.indexOf(reply) - 1];
-    const images = question?.role === "user" ? question.images : [];
+    const { images, files } = question?.role === "user" ? question : { images: [], files: [] };
     this.messages = this.messages.slice(0, this.messages.indexOf(reply) - 1);
-    return this.send(reply.question, images, reply.attempt); // perhaps the server has it, and its word got lost
+    return this.send(reply.question, images, files, reply.attempt); // perhaps the server has it, and its word got lost
   }
 
   get #unsent(): boolean {
@@ -368,8 +376,8 @@ export class Conversation {
       let message: Message;
       if (stored.role === "user") {
         ({ content } = stored);
-        const images = stored.images ?? [];
-        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content, images };
+        const { images = [], files = [] } = stored;
+        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content, images, files };
       } else if (known?.role === "assistant" || (making !== null && making.runId === stored.run_id)) {
         const reply = known?.role === "assistant" ? known : (making as Reply);
         Object.assign(reply, { id, siblings, question: content });

@@ -13,6 +13,7 @@ import {
   type Wishes,
 } from "./api";
 import { EMPTY, failed, fromStored, reduce, type Answer, type Failure } from "./answer";
+import type { MessageFile } from "./documents/api";
 import { follow, type Link } from "./events";
 import { Frames } from "./frames";
 import type { RunEvent } from "./protocol";
@@ -25,6 +26,7 @@ export interface Question {
   readonly siblings: readonly string[]; // ids of all that stand in its place, itself among them
   readonly content: string;
   readonly images: readonly string[]; // data: URLs
+  readonly files: readonly MessageFile[];
 }
 
 /** How an answer was asked for, to ask for the very same once more. */

@@ -63,8 +63,14 @@ export const restore = (kind: Kind, id: string): Promise<Response> => post(`${pa
 export const exportPath = (id: string | null, format: Format = "json"): string =>
   id === null ? "/api/chats/export" : `${chatPath(id)}/export?format=${format}`;
 
-export async function importChats(file: string): Promise<string[]> {
+/** The chats that a file brought, and those of it that were there already, by their place in it. */
+export interface Imported {
+  readonly chat_ids: readonly string[];
+  readonly known: readonly { readonly position: number; readonly chat_id: string }[];
+}
+
+export async function importChats(file: string): Promise<Imported> {
   const headers = { "content-type": "application/json" };
   const response = await request("/api/chats/import", { method: "POST", headers, body: file });
-  return ((await response.json()) as { chat_ids: string[] }).chat_ids;
+  return (await response.json()) as Imported;
 }

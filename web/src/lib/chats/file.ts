@@ -4,14 +4,15 @@ import { strings } from "../strings";
 import { importChats } from "./api";
 
 export interface Report {
-  readonly ids: readonly string[]; // of the chats that came in
+  readonly ids: readonly string[]; // of the chats that came in, as are those below
   readonly titles: readonly string[];
   readonly messages: number;
   readonly folders: readonly string[];
+  readonly known: number; // chats that were here already
   readonly refusal: string | null; // why nothing came in
 }
 
-const NOTHING: Report = { ids: [], titles: [], messages: 0, folders: [], refusal: null };
+const NOTHING: Report = { ids: [], titles: [], messages: 0, folders: [], known: 0, refusal: null };
 
 interface Exported {
   title?: string;
@@ -29,12 +30,15 @@ export async function takeIn(file: Blob): Promise<Report> {
     return { ...NOTHING, refusal: strings.list.noJson };
   }
   try {
-    const ids = await importChats(text);
+    const { chat_ids: ids, known } = await importChats(text);
+    const here = new Set(known.map(({ position }) => position));
+    const added = chats.filter((_, position) => !here.has(position));
     return {
       ids,
-      titles: chats.map(({ title }) => title || strings.untitled),
-      messages: chats.reduce((sum, { messages }) => sum + (messages?.length ?? 0), 0),
-      folders: [...new Set(chats.flatMap(({ folder }) => folder ?? []))],
+      titles: added.map(({ title }) => title || strings.untitled),
+      messages: added.reduce((sum, { messages }) => sum + (messages?.length ?? 0), 0),
+      folders: [...new Set(added.flatMap(({ folder }) => folder ?? []))],
+      known: known.length,
       refusal: null,
     };
   } catch (error) {

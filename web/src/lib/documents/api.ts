@@ -54,6 +54,20 @@ export interface Job {
   files: JobFile[];
 }
 
+/** A file of a question, as its chat has it. `id` is null where it came with a file of chats. */
+export interface MessageFile {
+  readonly id: string | null;
+  readonly name: string;
+  readonly bytes: number;
+  readonly status: "reading" | "ready" | "failed" | "missing";
+  readonly error: string | null;
+  readonly document: number | null; // that shows it
+  readonly media_type: string | null;
+  readonly pages: number; // 0: it has none
+  readonly characters: number;
+  readonly faults: readonly Fault[];
+}
+
 export interface Page {
   number: number;
   start: number; // characters of the document's text, as code points
@@ -194,6 +208,17 @@ export async function getBoxes(id: number, start: number, end: number, signal?: 
 export async function search(query: string, shelf: number | null, signal?: AbortSignal): Promise<Hit[]> {
   const asked = { query, limit: 20, collections: shelf === null ? "all" : [shelf] };
   return (await json<{ passages: Hit[] }>("/api/search", { ...sending("POST", asked), ...bySignal(signal) })).passages;
+}
+
+export const getFile = (id: string): Promise<MessageFile> => json(`/api/files/${encodeURIComponent(id)}`);
+
+export async function deleteFile(id: string): Promise<void> {
+  await request(`/api/files/${encodeURIComponent(id)}`, { method: "DELETE" });
+}
+
+/** Adds a copy of a question's file to a collection. */
+export async function keepFile(id: string, collection: number): Promise<void> {
+  await request(`/api/files/${encodeURIComponent(id)}/keep`, sending("POST", { collection }));
 }
 
 export const getJob = (id: string): Promise<Job> => json(`/api/jobs/${encodeURIComponent(id)}`);

@@ -28,7 +28,7 @@ export const QUESTION = "Who built the lighthouse?";
 export async function addSample(): Promise<number> {
   const owned = (await getShelves()).find(({ name, role }) => name === COLLECTION && role === "owner");
   const shelf = owned ?? (await makeShelf(COLLECTION));
-  const [upload] = uploads.add([new File([TEXT], FILE, { type: "text/markdown" })], shelf.id, false);
+  const [upload] = uploads.add([new File([TEXT], FILE, { type: "text/markdown" })], shelf.id);
   if (upload === undefined) throw new Error("");
   await uploads.whenOver(upload);
   if (upload.stage !== "done" && upload.stage !== "unchanged") throw new Error(upload.error ?? "");

@@ -3,7 +3,7 @@
  * becomes of the file.
  */
 import { ApiError, signedIn } from "../api";
-import type { Job } from "./api";
+import type { Job, MessageFile } from "./api";
 
 type Sent = (bytes: number) => void;
 
@@ -12,34 +12,45 @@ type Sent = (bytes: number) => void;
  * then it rejects with an AbortError, otherwise with an ApiError.
  */
 export async function send(file: File, shelf: number, sent: Sent, signal: AbortSignal): Promise<Job> {
+  const { job } = await sendTo<{ job: Job }>("/api/documents", { collection: `${shelf}` }, file, sent, signal);
+  return job;
+}
+
+/** A file for a question, which is being read. Rejects as `send` does. */
+export const attach = (file: File, sent: Sent, signal: AbortSignal): Promise<MessageFile> =>
+  sendTo("/api/files", {}, file, sent, signal);
+
+type Fields = Readonly<Record<string, string>>;
+
+async function sendTo<T>(address: string, fields: Fields, file: File, sent: Sent, signal: AbortSignal): Promise<T> {
   try {
-    return await sendOnce(file, shelf, sent, signal);
+    return await sendOnce(address, fields, file, sent, signal);
   } catch (error) {
     if (!(error instanceof ApiError && error.status === 401 && (await signedIn(signal)))) throw error;
-    return send(file, shelf, sent, signal);
+    return sendTo(address, fields, file, sent, signal);
   }
 }
 
-function sendOnce(file: File, shelf: number, sent: Sent, signal: AbortSignal): Promise<Job> {
+function sendOnce<T>(address: string, fields: Fields, file: File, sent: Sent, signal: AbortSignal): Promise<T> {
   return new Promise((resolve, reject) => {
     const form = new FormData();
-    form.append("collection", `${shelf}`);
+    for (const [name, value] of Object.entries(fields)) form.append(name, value);
     form.append("wait", "0");
     form.append("file", file);
     const request = new XMLHttpRequest();
     const abort = (): void => request.abort();
-    request.open("POST", "/api/documents");
+    request.open("POST", address);
     request.responseType = "json";
     request.upload.onprogress = ({ loaded, total }) => sent(total > 0 ? (file.size * loaded) / total : 0);
     request.upload.onload = () => {
-      signal.removeEventListener("abort", abort); // it has arrived: from here on it is a job, which can be cancelled
+      signal.removeEventListener("abort", abort); // it has arrived: from here on the server has it
       sent(file.size);
     };
     request.onabort = () => reject(new DOMException("", "AbortError"));
     request.onerror = () => reject(new ApiError(0, "unreachable", ""));
     request.onload = () => {
-      const answer = request.response as { job?: Job; error?: { code?: string; message?: string } } | null;
-      if (request.status < 300 && answer?.job) resolve(answer.job);
+      const answer = request.response as { error?: { code?: string; message?: string } } | null;
+      if (request.status < 300 && answer !== null) resolve(answer as T);
       else reject(new ApiError(request.status, answer?.error?.code ?? "", answer?.error?.message ?? ""));
     };
     if (signal.aborted) return reject(new DOMException("", "AbortError"));

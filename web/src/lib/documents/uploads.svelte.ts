@@ -20,7 +20,6 @@ interface Kept {
   readonly job: string;
   readonly name: string;
   readonly shelf: number;
-  readonly ask: boolean;
 }
 
 export class Upload {
@@ -42,7 +41,6 @@ export class Upload {
     readonly key: number,
     readonly name: string,
     readonly shelf: number,
-    readonly ask: boolean, // are answers to come from it?
     readonly file: File | null, // null: it was sent before a reload
   ) {
     this.bytes = file?.size ?? 0;
@@ -71,7 +69,6 @@ export class Uploads {
   list = $state<Upload[]>([]);
   heard = $state.raw<{ upload: Upload } | null>(null); // what ended last, for a screen reader
   ended = $state(0); // counts up, so that lists know when to look again
-  read: (shelf: number) => void = () => undefined; // hears of shelves that answers are to come from
   readonly busy = $derived(this.list.some((upload) => !upload.over));
   readonly sending = $derived(this.list.some(({ stage }) => stage === "waiting" || stage === "sending"));
   #sent = new Pace(); // bytes
@@ -80,9 +77,9 @@ export class Uploads {
   #polling = false;
   #resuming: Promise<void> | null = null;
 
-  /** Send files to a shelf. `ask`: answers are to come from it as soon as one of them is read. Returns their uploads. */
-  add(files: readonly File[], shelf: number, ask: boolean): readonly Upload[] {
-    const added = files.map((file) => new Upload((this.#keys += 1), file.name, shelf, ask, file));
+  /** Send files to a shelf. Returns their uploads. */
+  add(files: readonly File[], shelf: number): readonly Upload[] {
+    const added = files.map((file) => new Upload((this.#keys += 1), file.name, shelf, file));
     this.list = [...this.list.filter((upload) => !upload.over || upload.stage === "failed"), ...added];
     this.#pump();
     return added;
@@ -109,15 +106,13 @@ export class Uploads {
 
   async #resume(): Promise<void> {
     const kept = load();
-    const names = new Map(kept.map((each) => [each.job, each]));
     const running = await runningJobs().catch(() => []);
     for (const id of new Set([...kept.map(({ job }) => job), ...running])) {
       if (this.list.some(({ job }) => job === id)) continue;
       const job = await getJob(id).catch(() => null);
       const [file] = job?.files ?? [];
       if (job === null || file === undefined) continue;
-      const { ask = false } = names.get(id) ?? {};
-      const upload = new Upload((this.#keys += 1), file.source, job.collection, ask, null);
+      const upload = new Upload((this.#keys += 1), file.source, job.collection, null);
       upload.sent = file.bytes;
       upload.take(job);
       this.list = [...this.list, upload];
@@ -140,9 +135,9 @@ export class Uploads {
 
   /** Send a file again. */
   retry(upload: Upload): void {
-    const { file, shelf, ask } = upload;
+    const { file, shelf } = upload;
     if (file === null) return;
-    const again = new Upload((this.#keys += 1), file.name, shelf, ask, file);
+    const again = new Upload((this.#keys += 1), file.name, shelf, file);
     this.list = this.list.map((each) => (each === upload ? again : each));
     this.#pump();
   }
@@ -245,12 +240,11 @@ export class Uploads {
   #end(upload: Upload): void {
     this.heard = { upload };
     this.ended += 1;
-    if (upload.ask && (upload.stage === "done" || upload.stage === "unchanged")) this.read(upload.shelf);
     this.#keep();
   }
 
   #keep(): void {
-    const kept = this.list.flatMap(({ job, name, shelf, ask }): Kept[] => (job === null ? [] : [{ job, name, shelf, ask }]));
+    const kept = this.list.flatMap(({ job, name, shelf }): Kept[] => (job === null ? [] : [{ job, name, shelf }]));
     try {
       if (kept.length > 0) sessionStorage.setItem(KEY, JSON.stringify(kept));
       else sessionStorage.removeItem(KEY);

@@ -122,6 +122,7 @@ export const de: Strings = {
   message: "Nachricht",
   placeholder: "Schreib eine Nachricht",
   send: "Senden",
+  waitsForFiles: "Deine Nachricht geht, sobald ihre Dateien gelesen sind.",
   addFiles: "Dateien hinzufügen",
   pictures: {
     list: "Bilder",

@@ -114,6 +114,7 @@ export const en = {
   message: "Message",
   placeholder: "Write a message",
   send: "Send",
+  waitsForFiles: "Your message goes as soon as its files are read.",
   addFiles: "Add files",
   pictures: {
     list: "Pictures",

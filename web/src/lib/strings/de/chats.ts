@@ -79,6 +79,8 @@ export const list: typeof List = {
   importedAll: (chats, messages) =>
     `${many(chats, "Chat", "Chats")} mit ${many(messages, "Nachricht", "Nachrichten")} aufgenommen.`,
   importedNone: "In der Datei sind keine Chats.",
+  importedKnown: (chats) =>
+    `${chats === 1 ? "1 Chat war" : `${number.format(chats)} Chats waren`} schon hier und ${chats === 1 ? "kommt" : "kommen"} nicht doppelt.`,
   importedFolders: (names) => `In Ordnern: ${names.join(", ")}`,
   importedMore: (n) => `und ${number.format(n)} weitere`,
   importRefused: "Nichts wurde importiert",

@@ -118,11 +118,11 @@ export const de: typeof en = {
 
   drop: "Loslassen zum Hinzufügen",
   dropAbout: "Aus den Dateien werden Dokumente, aus denen Antworten entstehen können.",
+  dropToAsk: "Die Dateien gehen mit der nächsten Nachricht, und Antworten in diesem Chat kommen aus ihnen.",
   adding: (n: number) => `${files(n)} hinzufügen`,
   addingNone: "Dateien hinzufügen",
   into: "In die Sammlung",
   another: "Eine neue Sammlung…",
-  willAnswer: "Antworten in diesem Chat kommen dann aus dieser Sammlung.",
   refused: (n: number) => (n === 1 ? "1 Datei geht nicht" : `${number.format(n)} Dateien gehen nicht`),
   why: (refusal: Refusal, most: number | null) =>
     ({
@@ -172,7 +172,6 @@ export const de: typeof en = {
   dismissFile: (name: string) => `${name} aus dieser Liste nehmen`,
   dismissAll: "Schließen",
   openFile: (name: string) => `${name} öffnen`,
-  soon: "Antworten kommen aus diesen Dateien, sobald sie gelesen sind.",
   gone: "Dieses Dokument gibt es nicht. Vielleicht wurde es gelöscht.",
   toAll: "Alle Dokumente",
 
@@ -197,4 +196,17 @@ export const de: typeof en = {
   passageGone: "Dieses Dokument wurde inzwischen gelöscht. Das ist die Stelle, die die Antwort behalten hat.",
   passageChanged: "Dieses Dokument ist inzwischen ein anderes. Das ist die Stelle, die die Antwort behalten hat.",
   open: "Dokument öffnen",
+
+  filesOfMessage: "Dateien",
+  sendingFile: (sent: number, of: number) => `wird gesendet, ${size(sent)} von ${size(of)}`,
+  readingFile: "wird gelesen…",
+  missingFile: "Nicht hier: Ein importierter Chat hat von seinen Dateien nur die Namen.",
+  removeFile: (name: string) => `${name} wegnehmen`,
+  mostFiles: (most: number) => `Eine Nachricht nimmt ${most} Dateien. Sende diese, und die anderen mit der nächsten.`,
+  notAttached: (name: string, why: string) => `${name}: ${why}`,
+  takeAway: (name: string) => `Aus ${name} lässt sich nicht antworten. Nimm sie weg, um deine Nachricht zu senden.`,
+  keep: "In die Bibliothek",
+  keepFile: (name: string) => `${name} in die Bibliothek aufnehmen`,
+  keepAbout: "Die Bibliothek behält eine Kopie, für alle deine Chats. Die Datei dieses Chats geht mit ihm.",
+  kept: (name: string, shelf: string) => `${name} ist in „${shelf}“.`,
 };

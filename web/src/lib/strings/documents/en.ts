@@ -113,11 +113,11 @@ export const en = {
 
   drop: "Drop to add",
   dropAbout: "The files become documents that answers can be made from.",
+  dropToAsk: "The files go with your next message, and answers in this chat come from them.",
   adding: (n: number) => `Add ${files(n)}`,
   addingNone: "Add files",
   into: "Into the collection",
   another: "A new collection…",
-  willAnswer: "Answers in the chat will come from this collection.",
   refused: (n: number) => `${files(n)} cannot be added`,
   why: (refusal: Refusal, most: number | null) =>
     ({
@@ -166,7 +166,6 @@ export const en = {
   dismissFile: (name: string) => `Remove ${name} from this list`,
   dismissAll: "Close",
   openFile: (name: string) => `Open ${name}`,
-  soon: "Answers will come from these as soon as they are read.",
   gone: "There is no such document. It may have been deleted.",
   toAll: "All documents",
 
@@ -191,4 +190,17 @@ export const en = {
   passageGone: "This document was deleted since. This is the passage that the answer kept.",
   passageChanged: "This document has changed since. This is the passage that the answer kept.",
   open: "Open the document",
+
+  filesOfMessage: "Files",
+  sendingFile: (sent: number, of: number) => `sending, ${size(sent)} of ${size(of)}`,
+  readingFile: "being read…",
+  missingFile: "Not here: an imported chat has the names of its files alone.",
+  removeFile: (name: string) => `Take away ${name}`,
+  mostFiles: (most: number) => `A message takes ${most} files. Send these, and the others with the next one.`,
+  notAttached: (name: string, why: string) => `${name}: ${why}`,
+  takeAway: (name: string) => `${name} cannot be answered from. Take it away to send your message.`,
+  keep: "Add to library",
+  keepFile: (name: string) => `Add ${name} to the library`,
+  keepAbout: "The library keeps a copy, for all your chats. The file of this chat goes when the chat does.",
+  kept: (name: string, shelf: string) => `${name} is in “${shelf}”.`,
 };

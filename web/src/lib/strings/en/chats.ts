@@ -79,6 +79,7 @@ export const list = {
   importedAll: (chats: number, messages: number) =>
     `${many(chats, "chat", "chats")} with ${many(messages, "message", "messages")} came in.`,
   importedNone: "The file has no chats in it.",
+  importedKnown: (chats: number) => `${many(chats, "chat was", "chats were")} here already, and came in no second time.`,
   importedFolders: (names: readonly string[]) => `In folders: ${names.join(", ")}`,
   importedMore: (n: number) => `and ${many(n, "more", "more")}`,
   importRefused: "Nothing was imported",
