@@ -72,6 +72,11 @@ class LoraRecipe:
         if not holds:
             raise InvalidParameter(name, f"{name} is {getattr(self, name)}; accepted: {accepted}.")
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Returns the number format of the frozen weights."""
+        return torch.float32 if self.dtype == "float32" else torch.bfloat16
+
     def share_of_rate(self, step: int, steps: int) -> float:
         """Returns the share of the learning rate at a step, from 0."""
         rising = math.ceil(self.warmup * steps)
@@ -128,7 +133,7 @@ def _seed_of(*parts: int) -> int:
 def training_bytes(path: Path, spec: ModelSpec, recipe: LoraRecipe, longest: int, *, recompute: bool) -> int:
     """Returns about how many bytes a run takes: frozen weights, the adapter with its gradients and moments, and the
     activations of a batch whose longest example has `longest` tokens."""
-    tokens, size = max(recipe.batch_tokens, longest), 4 if recipe.dtype == "float32" else 2
+    tokens, size = max(recipe.batch_tokens, longest), recipe.torch_dtype.itemsize
     widths = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     # norms, residuals and updates of them; projections, heads in a grid, repeated; gate, up, their product
     layer = tokens * (10 * spec.hidden_size + 10 * widths[0] + 4 * widths[1] + 8 * spec.intermediate_size) * size
@@ -136,7 +141,7 @@ def training_bytes(path: Path, spec: ModelSpec, recipe: LoraRecipe, longest: int
     inputs = 8 * spec.hidden_size + 2 * (widths[0] + widths[1]) + 3 * spec.intermediate_size
     adapter = 16 * recipe.rank * inputs * spec.layers
     logits = 3 * 4 * spec.vocab_size * (min(LOSS_ROWS, tokens) if recompute else tokens)
-    return weight_bytes(path, getattr(torch, recipe.dtype)) + adapter + kept + logits
+    return weight_bytes(path, recipe.torch_dtype) + adapter + kept + logits
 
 
 def plan_memory(path: Path, spec: ModelSpec, recipe: LoraRecipe, longest: int, device: torch.device) -> bool:
