@@ -35,6 +35,7 @@ STATE = "training_state.safetensors"  # of an unfinished run
 CHECKPOINT_EVERY_S = 60.0
 MAX_NORM = 1.0  # of the gradients
 USABLE = 0.9  # of the memory that is free
+BASE_BYTES = 256_000_000  # of a run whatever its size
 DtypeName = Literal["float32", "bfloat16"]
 
 
@@ -137,11 +138,12 @@ def training_bytes(path: Path, spec: ModelSpec, recipe: LoraRecipe, longest: int
     widths = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     # norms, residuals and updates of them; projections, heads in a grid, repeated; gate, up, their product
     layer = tokens * (10 * spec.hidden_size + 10 * widths[0] + 4 * widths[1] + 8 * spec.intermediate_size) * size
-    kept = layer + tokens * spec.hidden_size * size * spec.layers if recompute else layer * spec.layers
+    # of recomputed layers one is kept, with its gradients, and the inputs of all: about 4 times one, as measured
+    kept = 4 * layer + tokens * spec.hidden_size * size * spec.layers if recompute else layer * spec.layers
     inputs = 8 * spec.hidden_size + 2 * (widths[0] + widths[1]) + 3 * spec.intermediate_size
     adapter = 16 * recipe.rank * inputs * spec.layers
     logits = 3 * 4 * spec.vocab_size * (min(LOSS_ROWS, tokens) if recompute else tokens)
-    return weight_bytes(path, recipe.torch_dtype) + adapter + kept + logits
+    return BASE_BYTES + weight_bytes(path, recipe.torch_dtype) + adapter + kept + logits
 
 
 def plan_memory(path: Path, spec: ModelSpec, recipe: LoraRecipe, longest: int, device: torch.device) -> bool:
