@@ -144,3 +144,17 @@ def test_targets_are_ends_of_names(tmp_path: Path) -> None:
     assert {name.split(".", 2)[2] for name in found} == {"self_attn.out_proj", "feed_forward.w2"}
     with pytest.raises(InvalidParameter, match=r"'proj'.*in_proj, k_proj, out_proj"):
         LoraModel(model, rank=2, alpha=2, targets=("proj",))
+
+
+def test_weights_of_16_bits_have_gradients_of_32(tmp_path: Path) -> None:
+    model, learned = tiny.save(tiny.build(*tiny.MODELS["lfm2"]), tmp_path), places()
+    losses, gradients = list[Tensor](), list[Tensor]()
+    for dtype in (torch.float32, torch.bfloat16):
+        lora = redrawn(LoraModel(model, rank=RANK, alpha=ALPHA, dtype=dtype))
+        losses.append(torch.stack(list(lora.losses(TEXTS, learned))).sum() / len(learned))
+        found = torch.autograd.grad(losses[-1], lora.parameters())
+        assert {gradient.dtype for gradient in found} == {torch.float32}
+        gradients.append(torch.cat([gradient.flatten() for gradient in found]))
+    exact, rounded = gradients
+    assert abs(float((losses[0] - losses[1]).detach())) < 0.1
+    assert float(torch.cosine_similarity(exact, rounded, dim=0)) > 0.95
