@@ -106,6 +106,12 @@ def _stem(architecture: str) -> str:
     return architecture.partition("For")[0].partition(" ")[0].lower()
 
 
+class TrainingDiverged(EngineError):
+    """A loss or a gradient of fine-tuning is not a finite number; the message has the step and what to change."""
+
+    code = "training_diverged"
+
+
 class ChatTemplateError(EngineError, ValueError):
     """The model has no chat template, or its template refused the messages; the message says which."""
 

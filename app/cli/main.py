@@ -1,4 +1,4 @@
-"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `quantize`, `eval` …
+"""The command line, also `app.cli`: `ponder serve`, `chat`, `index`, `search`, `tools`, `keys`, `train-lora` …
 
 Options are checked where settings are (app/config/), so that a flag, a variable and the file complain alike; here
 they are only named. Imports are made by the command that needs them: `ponder --help` loads no torch.
@@ -187,12 +187,79 @@ def quantize(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     """Round a model's weights to 8 or 4 bits, calibrated on a text, and measure what it cost."""
-    from app.cli import quantize_command as work
+    from app.cli.weights import quantize_command as work
 
     request = work.QuantizeRequest(
         model, text, to, method, group, act_order, out, held_out, samples, length, resume, overwrite, compare
     )
     or_explain(work.quantize_and_measure, request, as_json)
+
+
+@cli.command("train-lora")
+def train_lora(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model directory, or a Hugging Face Hub name.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FILE.jsonl", help="A chat on each line, in OpenAI's fine-tuning format.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write the adapter and its report.")],
+    eval_data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.jsonl", help=r"Measure on these chats. \[a share of --data]", show_default=False),
+    ] = None,
+    eval_share: Annotated[
+        float, typer.Option(metavar="SHARE", min=0, max=0.9, help="Chats of --data that are held out.")
+    ] = 0.1,
+    rank: Annotated[int, typer.Option(metavar="RANK", help="Rank of the updates, 1 to 256.")] = 8,
+    alpha: Annotated[
+        float | None, typer.Option(metavar="ALPHA", help=r"Updates are scaled by alpha/rank. \[twice the rank]",
+                                   show_default=False),
+    ] = None,
+    target_modules: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES", help=r"Projections, such as q_proj,v_proj. \[all that adapters may change]",
+            show_default=False,
+        ),
+    ] = "",
+    learning_rate: Annotated[
+        float, typer.Option(metavar="RATE", help="Its peak: it rises over --warmup and falls by a cosine.")
+    ] = 2e-4,
+    warmup: Annotated[float, typer.Option(metavar="SHARE", help="Share of the steps over which it rises.")] = 0.05,
+    epochs: Annotated[int, typer.Option(metavar="N", help="How often each chat is learned.")] = 3,
+    batch_tokens: Annotated[int, typer.Option(metavar="TOKENS", help="Most tokens of a step's chats.")] = 2048,
+    length: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", min=2, help=r"Longer chats are left out. \[2048, or the model's positions]",
+                     show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Of the split, the order and the first matrices.")] = 0,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(metavar="float32|bfloat16", help="Of the frozen weights.")
+    ] = "float32",
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Held-out turns that are answered before and after.")
+    ] = 50,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to train.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    """Teach a model a style or a tool from chats: train a LoRA adapter that `serve --lora` takes."""
+
+    def run() -> None:
+        from app.cli.weights import train_lora_command as work
+        from engine.model.finetuning.lora_trainer import LoraRecipe
+
+        targets = tuple(name.strip() for name in target_modules.split(",") if name.strip())
+        recipe = LoraRecipe(
+            rank, 2.0 * rank if alpha is None else alpha, targets, learning_rate, epochs, batch_tokens, warmup, seed,
+            dtype,
+        )  # fmt: skip
+        request = work.TrainingRequest(
+            model, data, out, recipe, eval_data, eval_share, length, samples, device, resume
+        )  # fmt: skip
+        work.train_lora(request, as_json)
+
+    or_explain(run)
 
 
 evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
@@ -287,7 +354,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["serve"], ["chat"], ["quantize"]):
+    if sys.argv[1:2] in (["serve"], ["chat"], ["quantize"], ["train-lora"]):
         # torch's threads wait for each other by spinning. Where anything else needs a core (this server's own event
         # loop does) that made a step up to 80 times slower; sleeping instead costs about a tenth on an idle machine. It
         # must be said before torch is imported; docs/performance.md has the figures.

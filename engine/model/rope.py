@@ -120,6 +120,12 @@ def rotate_(heads: Tensor, rotations: Tensor) -> None:
         heads.copy_((heads.float().view(torch.complex64) * rotations).view(torch.float32))
 
 
+def rotated(heads: Tensor, rotations: Tensor) -> Tensor:
+    """Returns what `rotate_` makes of `heads` as a new tensor, through which gradients pass."""
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * rotations).flatten(-2).to(heads.dtype)
+
+
 def interleave(weight: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
     """Reorders the rows of a query or key projection so that component i and i + rotary_dim/2 become neighbours.
 

@@ -1,4 +1,4 @@
-"""LoRA adapters (Hu et al. 2021) as PEFT writes them: adapter_config.json and adapter_model.safetensors.
+"""LoRA adapters (Hu et al. 2021) in PEFT's format, read and written: adapter_config.json, adapter_model.safetensors.
 
 Knows a decoder's architecture and names, and nothing of devices, steps or requests. Files are foreign: all that an
 adapter asks for and this engine does not do exactly is refused by name, and the tensors must be those that the
@@ -8,16 +8,18 @@ configuration describes. The names of modules are the checkpoint's, of projectio
 from __future__ import annotations
 
 import hashlib
+import json as json_format
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.errors import CheckpointError
@@ -183,6 +185,52 @@ def adapter_elements(adapter: str) -> int:
             return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no dict
     except (CheckpointError, SafetensorError, OSError):
         return 0
+
+
+def save_adapter(
+    path: Path,
+    pairs: Mapping[str, tuple[Tensor, Tensor]],
+    names: WeightNames,
+    *,
+    alpha: float,
+    targets: Sequence[str],
+    base: str,
+) -> None:
+    """Writes an adapter as PEFT saves it, whole or not at all. `pairs` has each projection's A (rank, in) and B (out,
+    rank) by its name from "layers." on, `targets` is `target_modules`, and `base` the model's name or directory.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    tensors = {
+        f"base_model.model.{names.root}{name}.lora_{letter}.weight": matrix.detach().cpu().contiguous()
+        for name, pair in pairs.items()
+        for letter, matrix in zip("AB", pair, strict=True)
+    }
+    config = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": len(next(iter(pairs.values()))[0]),
+        "target_modules": list(targets),
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    part = path / f"{WEIGHTS}.part"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, part, metadata={"format": "pt"})
+        (path / CONFIG).write_text(json_format.dumps(config, indent=2) + "\n", encoding="utf-8")
+        part.replace(path / WEIGHTS)
+    except (OSError, SafetensorError) as error:  # a full disk is either
+        raise CheckpointError(f"{path} cannot be written to: {error}.") from None
 
 
 def _hint(path: Path) -> str:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.main import cli
-from app.cli.quantize_command import read_texts
+from app.cli.weights.quantize_command import read_texts
 from app.config import BadSetting
 from engine.model.tokenizer import Tokenizer
 from tests.app.cli.test_cli import ROOT, clean_environment

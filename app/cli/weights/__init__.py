@@ -1,0 +1,1 @@
+"""Commands that make weights: `ponder quantize` and `ponder train-lora`."""

@@ -1,0 +1,1 @@
+"""LoRA fine-tuning of a decoder, from chats to an adapter."""

@@ -1,0 +1,1 @@
+"""Adapters of the bundled model: the data that they learn, and what they changed."""
