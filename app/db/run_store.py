@@ -139,6 +139,7 @@ class Place:
     at_leaf: bool = False
     regenerate: str | None = None
     images: tuple[str, ...] = ()  # of a new question, data: URLs
+    compare: bool = False  # with `regenerate`: while other answers to the question are being made
 
 
 @dataclass(frozen=True, slots=True)
