@@ -1,8 +1,8 @@
 """Runs in progress, and the recovery of runs that a crash cut off.
 
 A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has at most
-one at a time, or up to three that answer the same question, to be compared. Runs under way are in memory, ended ones in the store. After a crash the answer is rebuilt from the run's
-log.
+one at a time, or up to three that answer the same question, to be compared. Runs under way are in memory, ended ones in
+the store. After a crash the answer is rebuilt from the run's log.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def test_three_answers_to_a_question_are_made_side_by_side(http: httpx.Client, c
         refused(None, "chat_busy", 409, regenerate=other, compare=True)  # of another question
         refused("compare", "invalid_value", 400, content="two", compare=True)
         second = begin(http, chat, regenerate=question, compare=True, temperature=0.5)
-        third = begin(http, chat, regenerate=question, compare=True, strategy=None)
+        third = begin(http, chat, regenerate=question, compare=True, strategy="beam", strategy_options={"width": 2})
         refused(None, "chat_busy", 409, regenerate=question, compare=True)
         runs = [each["run_id"] for each in (first, second, third)]
         shown = read(http, chat)
@@ -160,8 +160,9 @@ def test_three_answers_to_a_question_are_made_side_by_side(http: httpx.Client, c
         assert http.post(f"/api/runs/{runs[1]}/cancel").status_code == 202  # the others go on
         assert read(http, chat)["active_run_ids"] == [runs[0], runs[2]]
         fourth = begin(http, chat, regenerate=question, compare=True)  # in the place that is free again
-    for each in (first, third, fourth):
-        assert log_of(http, each["run_id"])[-1]["type"] == "run.completed"
+    logs = [log_of(http, each["run_id"]) for each in (first, third, fourth)]
+    assert [log[-1]["type"] for log in logs] == ["run.completed"] * 3
+    assert [log[1]["strategy"] for log in logs] == [None, "beam", None]
     assert change(http, chat, leaf_id=third["message_id"])["leaf_id"] == third["message_id"]
     end = read(http, chat)
     assert end["active_run_ids"] == [] and end["active_run_id"] is None
