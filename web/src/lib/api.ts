@@ -58,6 +58,7 @@ export interface StoredMessage {
 export interface Chat extends ChatSummary {
   messages: StoredMessage[];
   active_run_id: string | null;
+  active_run_ids?: string[]; // several while answers are compared
 }
 
 export interface StartedRun {
@@ -67,7 +68,9 @@ export interface StartedRun {
 }
 
 /** What is to be answered: a new question, below an answer or at the beginning, or one that stands there already. */
-export type Place = { content: string; images?: readonly string[]; parent_id?: string | null } | { regenerate: string };
+export type Place =
+  | { content: string; images?: readonly string[]; parent_id?: string | null }
+  | { regenerate: string; compare?: true }; // compare: while other answers to it are being made
 
 export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
 
@@ -82,6 +85,9 @@ export interface Wishes extends Sampling {
   system?: string;
   max_tokens?: number;
 }
+
+/** The same of one run; null takes away what the chat keeps. */
+export type RunWishes = Omit<Wishes, "model" | "strategy"> & { model?: string | null; strategy?: string | null };
 
 /** How a chat's answers are made, as the server keeps it. */
 export interface KeptSettings extends Wishes {
@@ -269,7 +275,7 @@ export async function changeChat(id: string, change: ChatChange): Promise<ChatSu
 }
 
 /** However often it is sent with one `key`, it is taken once. */
-export async function startRun(chatId: string, place: Place, wishes: Wishes, key: string): Promise<StartedRun> {
+export async function startRun(chatId: string, place: Place, wishes: RunWishes, key: string): Promise<StartedRun> {
   const sent = send("POST", `${chatPath(chatId)}/runs`, { ...place, ...wishes }, { "idempotency-key": key });
   return (await (await sent).json()) as StartedRun;
 }

@@ -9,9 +9,11 @@ import {
   getStrategies,
   getTools,
   type KeptSettings,
+  type RunWishes,
   type SkillInfo,
   type Wishes,
 } from "../api";
+import { runWishes, type Way } from "./compare";
 import {
   DEFAULT,
   differs,
@@ -47,6 +49,7 @@ export class Asking {
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
+  ways = $state.raw<readonly Way[]>([]); // that the next question is asked in, side by side; none: as it is set
   preset: string | null = null; // the id of the one that all this comes from, until a chat is begun with it
   changed: () => void = () => undefined; // hears of every change by hand
   #last: Settings; // what was chosen last
@@ -129,6 +132,11 @@ export class Asking {
 
   reset(): void {
     this.change(DEFAULT);
+  }
+
+  /** What is sent for each of the ways. */
+  compared(): readonly RunWishes[] {
+    return this.ways.map((way) => runWishes(this.settings, way));
   }
 
   /** What would be sent now. */

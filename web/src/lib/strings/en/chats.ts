@@ -24,6 +24,12 @@ export const branch = {
   copyQuestion: "Copy the question",
   whole: "Show all",
   less: "Show less",
+  chooseFirst: "Several answers stand side by side. Choose the one to go on with first.",
+  oneEnded: "One of the answers has ended.",
+  allEnded: "All answers have ended. Choose one to go on with.",
+  beside: "Side by side",
+  compare: "Compare",
+  compareTitle: "Ask several at once",
 };
 
 export const list = {
