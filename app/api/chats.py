@@ -119,7 +119,7 @@ def version() -> str:
 
 @router.get("/server")
 async def server(state: AppState) -> dict[str, Any]:
-    served = state.served
+    served, audio = state.served, state.settings.audio
     return {
         "version": version(),
         "model": served.name,
@@ -129,6 +129,7 @@ async def server(state: AppState) -> dict[str, Any]:
         "about": served.about.text,
         "starters": list(served.about.starters),
         "max_upload": int(state.settings.max_upload),
+        "audio": None if audio is None else audio.model_dump(include={"transcription_model", "speech_model", "voice"}),
     }
 
 

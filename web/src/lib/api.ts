@@ -13,6 +13,14 @@ export interface ServerInfo {
   about: string;
   starters: string[];
   max_upload: number; // bytes
+  audio?: AudioServer | null; // where there is one
+}
+
+/** What the server that hears and speaks is asked for. */
+export interface AudioServer {
+  transcription_model: string;
+  speech_model: string;
+  voice: string;
 }
 
 export interface ChatSummary {
@@ -220,6 +228,22 @@ export const post = (path: string, body: object): Promise<Response> => send("POS
 
 export const chatPath = (id: string): string => `/api/chats/${encodeURIComponent(id)}`;
 const runPath = (id: string): string => `/api/runs/${encodeURIComponent(id)}`;
+
+/** A recording's words. */
+export async function transcribed(sound: Blob, { transcription_model: model }: AudioServer): Promise<string> {
+  const form = new FormData();
+  form.set("model", model);
+  form.set("file", sound, `recording.${/\/(\w+)/.exec(sound.type)?.[1] ?? "webm"}`);
+  const reply = await request("/v1/audio/transcriptions", { method: "POST", body: form });
+  return ((await reply.json()) as { text: string }).text;
+}
+
+/** A text, spoken. */
+export async function spoken(text: string, { speech_model, voice }: AudioServer, signal: AbortSignal): Promise<Blob> {
+  const body = JSON.stringify({ model: speech_model, voice, input: text });
+  const init = { method: "POST", headers: { "content-type": "application/json" }, body, signal };
+  return (await request("/v1/audio/speech", init)).blob();
+}
 
 export const getServer = (): Promise<ServerInfo> => get("/api/server");
 /** With the messages of its current branch, or with all of them. */

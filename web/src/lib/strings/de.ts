@@ -105,6 +105,7 @@ export const de: Strings = {
     stop: "Nicht weiter vorlesen",
     dictate: "Diktieren",
     about: "Diktieren. Der Browser macht aus Sprache Text und schickt dafür vielleicht, was er hört, an seinen Hersteller.",
+    aboutServer: "Diktieren. Was du sagst, wird aufgenommen und vom eingestellten Audio-Server aufgeschrieben.",
     failed: (error: string) =>
       `Es war nichts zu hören${error === "not-allowed" ? ": Das Mikrofon ist nicht erlaubt." : "."}`,
   },

@@ -99,6 +99,7 @@ export const en = {
     stop: "Stop reading",
     dictate: "Dictate",
     about: "Dictate. Your browser turns speech into text, and may send what it hears to its maker for that.",
+    aboutServer: "Dictate. What you say is recorded and written down by the audio server that this one is set to use.",
     failed: (error: string) => `Nothing could be heard${error === "not-allowed" ? ": the microphone is not allowed." : "."}`,
   },
   example: {
