@@ -89,6 +89,7 @@ export interface Wishes extends Sampling {
   strategy?: string;
   strategy_options?: Record<string, Value>;
   tools?: "all" | readonly string[];
+  skills?: "all" | readonly string[];
   collections?: "own" | "all" | readonly number[]; // all: also those that others share
   system?: string;
   max_tokens?: number;

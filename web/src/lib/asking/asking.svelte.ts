@@ -10,7 +10,6 @@ import {
   getTools,
   type KeptSettings,
   type RunWishes,
-  type SkillInfo,
   type Wishes,
 } from "../api";
 import { runWishes, type Way } from "./compare";
@@ -45,7 +44,6 @@ export class Asking {
   settings = $state.raw<Settings>(DEFAULT);
   known = $state.raw<Known>(NOTHING);
   off = $state.raw<readonly Off[]>([]);
-  skills = $state.raw<readonly SkillInfo[]>([]);
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
@@ -75,9 +73,9 @@ export class Asking {
       strategies: strategies?.strategies ?? this.known.strategies,
       tools: tools?.tools ?? this.known.tools,
       collections: collections?.filter(({ documents }) => documents > 0) ?? this.known.collections,
+      skills: tools === null ? (this.known.skills ?? null) : (tools.skills ?? []),
     };
     if (tools !== null) {
-      this.skills = tools.skills ?? [];
       this.off = [
         ...Object.entries(tools.off).map(([name, why]) => ({ name, why })),
         ...tools.faults.map(({ origin, message }) => ({ name: origin, why: message })),

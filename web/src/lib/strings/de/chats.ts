@@ -62,6 +62,7 @@ export const list: typeof List = {
   link: "Per Link teilen",
   formats: { html: "Webseite, zum Lesen", markdown: "Markdown, zum Lesen", json: "JSON, zum Wiedereinlesen" },
   remove: "Löschen",
+  removeNotes: "Entfernen, samt Notizen",
   newFolder: "Neuer Ordner",
   folderName: "Name des Ordners",
   folder: (name, n) => `${name}, ${many(n, "Chat", "Chats")}`,

@@ -62,6 +62,7 @@ export const list = {
   link: "Share by a link",
   formats: { html: "Web page, to read", markdown: "Markdown, to read", json: "JSON, to import again" },
   remove: "Delete",
+  removeNotes: "Erase, with its notes",
   newFolder: "New folder",
   folderName: "Name of the folder",
   folder: (name: string, n: number) => `${name}, ${many(n, "chat", "chats")}`,
