@@ -118,7 +118,7 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)
 
 _METERED = re.compile(
-    r"/v1/(chat/completions|completions|responses|embeddings|rerank|messages)/?"
+    r"/v1/(chat/completions|completions|responses|embeddings|rerank|messages|audio/(transcriptions|translations|speech))/?"
     r"|/api/(chat|generate|embed|embeddings|chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
 )
 

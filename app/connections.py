@@ -26,14 +26,15 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client leaves first.
+async def while_connected(request: Request, work: Coroutine[Any, Any, T], read: asyncio.Event | None = None) -> T:
+    """The result of `work`, which is cancelled if the client leaves first. `read` is set once `work` has read the body,
+    where it was not before.
 
     Raises:
         ApiError: the client left (it will not read this, but the log may).
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    gone = asyncio.ensure_future(_gone(request, read))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -41,6 +42,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         raise ApiError(499, "The client closed the connection.", code="client_closed")
     finally:
         await finish(task, gone)
+
+
+async def _gone(request: Request, read: asyncio.Event | None) -> None:
+    if read is not None:
+        await read.wait()
+    await disconnected(request.receive)
 
 
 async def finish(*tasks: asyncio.Future[Any]) -> None:

@@ -30,6 +30,7 @@ SECURITY = {
             "script-src 'self'",
             "style-src 'self'",
             "img-src 'self' data:",
+            "media-src 'self' blob:",
             "object-src 'none'",
             "base-uri 'none'",
             "form-action 'none'",

@@ -49,7 +49,7 @@ from app.db.store import Store
 from app.document_library import open_library, sweep_files
 from app.middleware import add_middleware
 from app.observability.metrics import Goals, ServerMetrics
-from app.openai import responses
+from app.openai import audio, responses
 from app.page import mount_page
 from app.runs.chat_titles import TitleWriter
 from app.runs.document_answers import DocumentAnswers
@@ -124,6 +124,11 @@ def create_app(
             state.auth = Auth(await asyncio.to_thread(Accounts.open, settings.resolved_data_dir))
             closing.callback(state.auth.close)
             await _keep_use_of_remotes(state)
+            if settings.audio is not None:
+                from app.remote.audio_client import AudioClient
+
+                state.audio = AudioClient(settings.audio, settings.audio.key())
+                closing.push_async_callback(state.audio.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both
@@ -170,6 +175,7 @@ def create_app(
     errors.install(app, lambda error: state.meter.windows.error(error.code or str(error.status)), openapi.methods_at)
     app.include_router(openai.router)
     app.include_router(responses.router)
+    app.include_router(audio.router)
     app.include_router(anthropic_router)
     beside = (ollama.router,) if settings.ollama_api else ()
     for router in beside:
@@ -181,7 +187,7 @@ def create_app(
     app.add_api_route("/metrics", _metrics, methods=["GET"], tags=["Operations"])
     app.add_middleware(AdmissionGate, admission=lambda: state.admission)
     app.add_middleware(DrainMiddleware, drain=state.drain)
-    openapi.install(app, (openai.router, responses.router, anthropic_router, *beside, *ROUTERS))
+    openapi.install(app, (openai.router, responses.router, audio.router, anthropic_router, *beside, *ROUTERS))
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     add_middleware(app, settings)

@@ -121,7 +121,7 @@ def version() -> str:
 
 @router.get("/server")
 async def server(state: AppState) -> dict[str, Any]:
-    served = state.served
+    served, audio = state.served, state.settings.audio
     return {
         "version": version(),
         "model": served.name,
@@ -131,6 +131,7 @@ async def server(state: AppState) -> dict[str, Any]:
         "about": served.about.text,
         "starters": list(served.about.starters),
         "max_upload": int(state.settings.max_upload),
+        "audio": None if audio is None else audio.model_dump(include={"transcription_model", "speech_model", "voice"}),
     }
 
 
@@ -147,7 +148,7 @@ async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, An
         "chats": [
             {
                 **each,
-                "running": state.runs.active_in(each["id"]) is not None,
+                "running": bool(state.runs.active_in(each["id"])),
                 "waiting_for": state.runs.waiting_for(each["id"]),
             }
             for each in found
@@ -186,8 +187,8 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
     store = state.store
     row, messages = await store.chats.whole(user, chat_id)
     tree = Tree(messages)
-    # The message as stored, not as of now: its events are read from `active_run_id` from their start.
-    active = next((m["run_id"] for m in messages if m["status"] == "running"), None)
+    # The message as stored, not as of now: its events are read from `active_run_ids` from their start.
+    active = [m["run_id"] for m in messages if m["status"] == "running"]
     shown = messages if given.all == "true" else tree.branch(row["leaf_id"])
     sent = [SentFile(**each) for message in shown for each in message["files"]]
     files = iter(await attached(state.library, user, sent))
@@ -202,7 +203,8 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
             }
             for message in shown
         ],
-        "active_run_id": active,
+        "active_run_id": active[0] if active else None,
+        "active_run_ids": active,
     }
 
 
@@ -231,7 +233,7 @@ async def delete_chat(user: User, state: AppState, chat_id: str, given: DeletedC
     until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
     await state.store.shares.revoke_all(chat_id)
     await state.store.memory.let_go_with_chat(user, chat_id, given.notes == "erase")
-    if run_id := state.runs.active_in(chat_id):
+    for run_id in state.runs.active_in(chat_id):
         await state.runs.cancel(user, run_id)
     return {"id": chat_id, "restorable_until": until}
 

@@ -61,6 +61,7 @@ async def stats(who: Operator, state: AppState) -> dict[str, Any]:
         "windows": [windows.window(seconds) for seconds in _WINDOWS_S],
         "series": windows.series(),
         "cost_per_million_tokens": state.meter.cost_per_million,
+        "energy": state.meter.energy(),
         "models": [
             {**_model(name, counters), "bottleneck": _bottleneck(state, name)} for name, counters in engines.items()
         ],

@@ -46,7 +46,7 @@ from app.openai.request_models import (
 )
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
 from app.request_body import MAX_BODY_BYTES, JsonBody, checked, parse
-from app.runs.live_runs import ChatBusy
+from app.runs.live_runs import MAX_COMPARED, ChatBusy
 from app.runs.research import WEB_SEARCH
 from app.runs.run import RunSpec
 from app.runs.trace import lines
@@ -154,6 +154,9 @@ class RunRequest(ChatSettings):
     files: Annotated[list[str], Field(min_length=1, max_length=MAX_FILES)] | None = Field(
         None, description=f"a list of 1 to {MAX_FILES} ids of files, beside content, that answers are made from",
     )  # fmt: skip
+    compare: bool = Field(
+        False, description=f"true beside regenerate: to answer while up to {MAX_COMPARED - 1} others answer it, too"
+    )
     priority: Priority = None
     deadline_s: DeadlineS = None
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
@@ -173,8 +176,11 @@ class RunRequest(ChatSettings):
         """Returns the place of the answer. `files`: those that are given, as the message keeps them.
 
         Raises:
-            ApiError: content and regenerate are both given, or neither.
+            ApiError: content and regenerate are both given, or neither, or compare without regenerate.
         """
+        if self.compare and self.regenerate is None:
+            message = "compare is true without regenerate; accepted: compare beside regenerate, the id of a question."
+            raise invalid("compare", message)
         if self.regenerate is not None:
             given = [name for name in ("content", "images", "files") if getattr(self, name) is not None]
             if given or "parent_id" in self.model_fields_set:
@@ -183,7 +189,7 @@ class RunRequest(ChatSettings):
                     beside, f"{beside} is given beside regenerate, which answers the question where it stands; "
                     "accepted: content, perhaps with parent_id, or regenerate alone.",
                 )  # fmt: skip
-            return Place(None, regenerate=self.regenerate)
+            return Place(None, regenerate=self.regenerate, compare=self.compare)
         if self.content is None:
             message = "content is missing; accepted: a non-empty text, or regenerate, the id of a question."
             raise invalid("content", message, "missing_required_parameter")
@@ -385,6 +391,11 @@ async def _started(state: AppState, chat_id: str, key: RunKey | None, ask: RunSp
         raise invalid("skills", str(error), "unknown_skill") from None
     except ChatBusy:
         message = "This chat's last answer is still being made; wait for it, or cancel its run."
+        if ask.place.compare:
+            message = (
+                f"This chat makes an answer to another question, or {MAX_COMPARED} to this one; accepted: compare with "
+                f"up to {MAX_COMPARED - 1} answers to the same question under way."
+            )
         raise ApiError(409, message, code="chat_busy") from None
     return started._asdict()
 

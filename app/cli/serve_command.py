@@ -104,7 +104,8 @@ def _option(setting: str, field: FieldInfo) -> inspect.Parameter:
     """Returns the option of a setting: a switch, one that is repeatable, or one with a value, which pydantic parses."""
     is_literal = get_origin(field.annotation) is Literal
     choices = [str(choice) for choice in get_args(field.annotation)] if is_literal else []
-    repeatable = _extra(field)["flag"]  # such an option has a name of its own
+    one = any(hasattr(each, "model_fields") for each in get_args(field.annotation))  # a table's main value
+    repeatable = "" if one else _extra(field)["flag"]  # such an option has a name of its own
     text = _plain(field.title or "")
     if choices:
         text += f" ({', '.join(choices[:-1])} or {choices[-1]})"
@@ -122,6 +123,8 @@ def _option(setting: str, field: FieldInfo) -> inspect.Parameter:
         paths = Path in get_args(field.annotation)
         metavar = "NAME=DIR|NAME" if get_origin(field.annotation) is dict else "DIR" if paths else "TEXT"
         return _parameter(setting, list[str], typer.Option(repeatable, metavar=metavar, **shown))
+    if one:
+        return _parameter(setting, str, typer.Option(_extra(field)["flag"], metavar="URL", **shown))
     metavar = "NAME" if choices else _metavar(field.annotation)
     return _parameter(setting, str, typer.Option(flag, metavar=metavar, **shown))
 

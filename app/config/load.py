@@ -67,7 +67,7 @@ def _not_json() -> str:
     """Tells which variable of a table cannot be read: pydantic-settings says it in words of its own."""
     for name, field in Settings.model_fields.items():
         variable = f"{ENV_PREFIX}{name}".upper()
-        if (get_origin(field.annotation) is dict or name == "remote") and variable in os.environ:
+        if (get_origin(field.annotation) is dict or name in ("remote", "audio")) and variable in os.environ:
             try:
                 json.loads(os.environ[variable])
             except ValueError:
@@ -93,7 +93,7 @@ def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
         source = f"{field} in {file}"
     accepted = Settings.model_fields[field].description or "another value"
     inside = error["loc"][1:]
-    if inside or field == "remote":  # of a table, which may hold tokens and so is never shown whole
+    if inside or field in ("remote", "audio"):  # of a table, which may hold tokens and so is never shown whole
         at = ".".join([source.removesuffix(f" in {file}"), *map(str, inside)])
         return f"{at}: {error['msg']}; accepted: {accepted}."
     return f"{source} is {error['input']!r}; accepted: {accepted}."

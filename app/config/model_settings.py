@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, field_validator
 
 from app.config.names import AUTO_NAME, BUNDLED_MODEL, DEFAULT_NAME, BadSetting, CommaSeparated, setting
-from app.config.remote_settings import RemoteSettings
+from app.config.remote_settings import AudioSettings, RemoteSettings
 
 ToolParserName = Literal["auto", "hermes", "llama3_json", "llama4_json", "qwen3_coder", "mistral", "harmony", "gemma4"]
 
@@ -58,6 +58,13 @@ class ModelSettings(BaseModel):
         more="`[[remote]]` with `name`, `url` and `model`",
         accepts=f"a list of tables, each of {', '.join(RemoteSettings.model_fields)}",
     )
+    audio: AudioSettings | None = setting(
+        None,
+        "the server that [hears and speaks](#speech), by OpenAI's API, at an address such as `https://host/v1`",
+        more="`[audio]` with `url` (`--audio-url`), and perhaps others",
+        accepts=f"an address such as https://host/v1, or a table of {', '.join(AudioSettings.model_fields)}",
+        flag="--audio-url",
+    )
     router: CommaSeparated = setting(
         (),
         "the models that `auto` asks, in order: two or more names, comma-separated",
@@ -85,6 +92,11 @@ class ModelSettings(BaseModel):
         "from the chat template, see [structured output](structured-output.md#tool-call-parsers)",
         accepts="auto, hermes, llama3_json, llama4_json, qwen3_coder, mistral, harmony or gemma4",
     )
+
+    @field_validator("audio", mode="before")
+    @classmethod
+    def _address(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
 
     @field_validator("models", "lora", mode="before")
     @classmethod

@@ -389,3 +389,11 @@ class ObservingSettings(BaseModel):
         ge=0,
         allow_inf_nan=False,
     )
+    power_watts: float | None = setting(
+        None,
+        "the machine's power in watts, on average while it works, for the [energy of tokens](#energy)",
+        accepts="watts, above 0",
+        unset="as measured, where it can be",
+        gt=0,
+        allow_inf_nan=False,
+    )

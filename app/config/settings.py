@@ -96,15 +96,15 @@ class Settings(
         """
         Raises:
             BadSetting: there are remote models and several processes, which would not know each other's budgets; or the
-                key of one is not there.
+                key of one, or of the audio server, is not there.
         """
         if self.allow_runtime_lora and self.api_workers > 1:
             raise BadSetting(
                 f"api_workers is {self.api_workers}, and adapters that are loaded later are one process's; accepted: 1 "
                 "with allow_runtime_lora."
             )
-        for remote in self.remote:
-            remote.key()
+        for upstream in (*self.remote, *filter(None, (self.audio,))):
+            upstream.key()
         if self.remote and self.api_workers > 1:
             raise BadSetting(
                 f"api_workers is {self.api_workers}, and the budgets of remote models are one process's; accepted: 1 "

@@ -141,6 +141,7 @@ class Place:
     regenerate: str | None = None
     images: tuple[str, ...] = ()  # of a new question, data: URLs
     files: tuple[SentFile, ...] = ()  # of a new question
+    compare: bool = False  # with `regenerate`: while other answers to the question are being made
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -22,6 +22,7 @@ from app.admission.request_budget import RequestBudget
 from app.errors import from_exception
 from app.observability import tracing
 from app.observability.engine_metrics import EngineCounters
+from app.observability.power import WINDOW_S, PowerMeter
 from app.observability.time_windows import TimeWindows
 from engine.errors import EngineStopped
 
@@ -37,15 +38,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Goals:
     """Goals of a request that counts as goodput: the wait for its first token, and then for each further one on
-    average. Also the cost of an hour of the machine, if that is known."""
+    average. Also the cost of an hour of the machine, and its power in watts, if those are known."""
 
     ttft_s: float = 2.0
     inter_token_s: float = 0.2
     price_per_hour: float | None = None
+    power_watts: float | None = None
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Self:
-        return cls(settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour)
+        return cls(
+            settings.slo_ttft_ms / 1000, settings.slo_itl_ms / 1000, settings.price_per_hour, settings.power_watts
+        )
 
 
 class WatchedWork(Protocol):
@@ -192,6 +196,7 @@ class ServerMetrics:
         self.goals = goals or Goals()
         self.windows = TimeWindows()
         self.queue_estimates = {each.name: QueueEstimate(each.engine.config.max_running) for each in models}
+        self.power = PowerMeter(self.goals.power_watts, measure=all(each.engine.device == "cpu" for each in models))
         self._looked_at = 0.0
         self.answering = 0
         self._looking: asyncio.Task[None] | None = None
@@ -285,6 +290,18 @@ class ServerMetrics:
     def cost_per_million(self) -> float | None:
         """The cost of a million tokens, see `EngineCounters.cost_per_million`."""
         return self._snapshot.cost_per_million
+
+    def energy(self) -> dict[str, Any]:
+        """Returns the machine's watts, their source, and the watt-hours of a thousand tokens by those read and written
+        in the last five minutes; each None where it is not known."""
+        power = self.power.power()
+        window = self.windows.window(WINDOW_S)
+        per_s = window["prompt_tokens_per_s"] + window["generated_tokens_per_s"]
+        return {
+            "watts": None if power is None else power.watts,
+            "source": None if power is None else power.source,
+            "wh_per_thousand_tokens": power.watts / 3600 / per_s * 1000 if power is not None and per_s else None,
+        }
 
     async def look(self) -> dict[str, Stats | None]:
         """Every engine's counters, by model, noted in the windows; None of one that has stopped."""

@@ -94,7 +94,7 @@ class RemoteClient:
 
     def redacted(self, text: str) -> str:
         """Returns a text without the key, and without what looks like one."""
-        return _KEY_LIKE.sub(REDACTED, text.replace(self._key, REDACTED) if self._key else text)
+        return redacted(text, self._key)
 
     async def _once(self, content: bytes, until: float | None) -> AsyncGenerator[RemoteItem, None]:
         redactor = _StreamRedactor(self._key)
@@ -153,14 +153,19 @@ class RemoteClient:
         what = f"answered {status}: {said}" if said else f"answered {status}"
         match status:
             case 429:
-                return RemoteError(429, what, "remote_rate_limited", again=True, wait_s=_retry_after(response))
+                return RemoteError(429, what, "remote_rate_limited", again=True, wait_s=retry_after(response))
             case 401 | 403:
                 return RemoteError(502, f"does not take this server's key: {what}", "remote_unauthorized")
             case 503 | 529:
-                return RemoteError(503, what, "remote_overloaded", again=True, wait_s=_retry_after(response))
+                return RemoteError(503, what, "remote_overloaded", again=True, wait_s=retry_after(response))
             case _ if status >= 500:
                 return RemoteError(502, what, "remote_failed", again=True)
         return RemoteError(502, f"refused the request: {what}", "remote_refused")
+
+
+def redacted(text: str, key: str | None) -> str:
+    """Returns a text without the key, and without what looks like one."""
+    return _KEY_LIKE.sub(REDACTED, text.replace(key, REDACTED) if key else text)
 
 
 class _StreamRedactor:
@@ -270,6 +275,6 @@ def _broken(what: str) -> RemoteError:
     return RemoteError(502, what, "remote_invalid")
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def retry_after(response: httpx.Response) -> float | None:
     value = response.headers.get("retry-after", "")
     return float(value) if value.isascii() and value.isdigit() and len(value) < 6 else None

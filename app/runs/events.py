@@ -24,6 +24,7 @@ class RunStarted(BaseModel):
     model: str
     started_at: float  # seconds since the epoch, by the server's clock
     max_tokens: int
+    strategy: str | None = None  # that finds the answer
 
 
 class RunReduced(BaseModel):
@@ -391,6 +392,7 @@ class Metrics(BaseModel):
     ttft_s: float
     tokens_per_s: float
     completion_tokens: int
+    seconds: float | None = None  # since the run began; logs before 2026-11-27 have none
 
 
 class RunCompleted(BaseModel):

@@ -1,8 +1,8 @@
 """Runs in progress, and the recovery of runs that a crash cut off.
 
 A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has at most
-one at a time. Runs under way are in memory, ended ones in the store. After a crash the answer is rebuilt from the run's
-log.
+one at a time, or up to three that answer the same question, to be compared. Runs under way are in memory, ended ones in
+the store. After a crash the answer is rebuilt from the run's log.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +19,7 @@ from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
 from app.config import AUTO_NAME
-from app.db.run_store import Begun, LoggedEvent, RunAnswer, RunKey, Started
+from app.db.run_store import Begun, LoggedEvent, Place, RunAnswer, RunKey, Started
 from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.observability.metrics import ServerMetrics
@@ -76,8 +77,11 @@ RESTARTED = RunFailed(
 )
 
 
+MAX_COMPARED = 3  # answers to one question that are made side by side
+
+
 class ChatBusy(Exception):
-    """The chat's last answer is still being made."""
+    """The chat's last answer is still being made, or as many as can be compared."""
 
 
 class Runs:
@@ -110,7 +114,8 @@ class Runs:
         self._meter = meter
         self._store = store
         self._live: dict[str, Run] = {}
-        self._busy_chats: dict[str, str] = {}  # chat id -> run id
+        # Chat id -> run id -> the id of the question, None until it is known.
+        self._busy_chats: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
         self._keyed = asyncio.Lock()
         self._closing = False
 
@@ -126,7 +131,7 @@ class Runs:
             NotThere: there is no such chat, message or file.
             WrongPlace: nothing can be answered there.
             KeyReused: the key was given with another request.
-            ChatBusy: the chat has an unfinished run.
+            ChatBusy: the chat has an unfinished run, and this one is not to be compared with it.
             EngineStopped: the server is stopping.
             UnknownTool, UnknownSkill: a tool or a skill is wanted that there is not.
             ApiError: the list of skills is too long for the model.
@@ -153,7 +158,7 @@ class Runs:
             )  # fmt: skip
         if self._closing:
             raise EngineStopped("The server is stopping.")
-        if chat_id in self._busy_chats:
+        if not self._is_free(chat_id, ask.place):
             raise ChatBusy
         first_question: str | None = None
 
@@ -173,15 +178,19 @@ class Runs:
             tool_selector=self._tool_selector,
         )  # fmt: skip
         # Known before the store knows it: an id found there is found here.
-        self._live[run_id], self._busy_chats[chat_id] = run, run_id
+        self._live[run_id], self._busy_chats[chat_id][run_id] = run, ask.place.regenerate
         begun: Begun | None = None
         try:
             begun = await self._store.runs.begin(ask.user, chat_id, run_id, ask.place, ask.params(), key)
         finally:
             if begun is None:
-                del self._live[run_id], self._busy_chats[chat_id]
+                del self._live[run_id]
+                self._free(chat_id, run_id)
                 run.watch.end("refused")
-        if len(begun.branch) == 1 and not remote and ask.auto is None:
+        question_id = begun.branch[-1]["id"]
+        if run_id in (busy := self._busy_chats.get(chat_id, {})):
+            busy[run_id] = question_id
+        if len(begun.branch) == 1 and not remote and ask.auto is None and not ask.place.compare:
             first_question = begun.branch[0]["content"]
         run.log.append(RunQueued(position=ahead))
         history = History.of(
@@ -192,7 +201,23 @@ class Runs:
             tainted_by=history.read_from,
         )  # fmt: skip
         run.begin(history, ask, tools if offered else None, await self._memory(chat_id, ask, begun))
-        return Started(run_id, begun.message_id, begun.branch[-1]["id"])
+        return Started(run_id, begun.message_id, question_id)
+
+    def _is_free(self, chat_id: str, place: Place) -> bool:
+        """Returns whether a run may begin at `place` beside those that the chat has."""
+        answering = self.active_in(chat_id)
+        if not place.compare:
+            return not answering
+        return len(answering) < MAX_COMPARED and all(
+            self._busy_chats[chat_id][run_id] == place.regenerate for run_id in answering
+        )
+
+    def _free(self, chat_id: str, run_id: str) -> None:
+        """Counts a run of a chat as ended."""
+        if (runs := self._busy_chats.get(chat_id)) is not None:
+            runs.pop(run_id, None)
+            if not runs:
+                del self._busy_chats[chat_id]
 
     async def _memory(self, chat_id: str, ask: RunSpec, begun: Begun) -> RunMemory:
         memory = self._store.memory
@@ -210,15 +235,14 @@ class Runs:
         run = self._live.get(run_id)
         return None if run is None else run.tools
 
-    def active_in(self, chat_id: str) -> str | None:
-        """The chat's unfinished run."""
-        return self._busy_chats.get(chat_id)
+    def active_in(self, chat_id: str) -> tuple[str, ...]:
+        """The chat's unfinished runs, several only while answers are compared."""
+        return tuple(self._busy_chats.get(chat_id, ()))
 
     def waiting_for(self, chat_id: str) -> Literal["approval", "answer"] | None:
-        """Returns what the chat's unfinished run waits for from a person."""
-        run_id = self.active_in(chat_id)
-        tools = None if run_id is None else self.tools_of(run_id)
-        return None if tools is None else tools.waiting_for
+        """Returns what an unfinished run of the chat waits for from a person, the first's that does."""
+        tools = (self.tools_of(run_id) for run_id in self.active_in(chat_id))
+        return next((each.waiting_for for each in tools if each is not None and each.waiting_for is not None), None)
 
     async def log(self, user: str, run_id: str) -> RunLog:
         """A run's log, live or from the store.
@@ -264,7 +288,7 @@ class Runs:
         self._store.runs.end(run.id, answer)
         if run.trace is not None:
             self._store.runs.write_trace(run.id, run.trace.dumps())
-        self._busy_chats.pop(run.chat_id, None)
+        self._free(run.chat_id, run.id)
         if answer.error_code is not None:
             self._meter.windows.error(answer.error_code)
         asyncio.get_running_loop().call_soon(self._live.pop, run.id, None)

@@ -350,7 +350,8 @@ class Run:
             model = self._model = self._pipeline.plan.served.name
         self.started = True
         self._writing_at = time.perf_counter()
-        self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit))
+        strategy = None if self._reasoning_config.strategy is None else self._reasoning_config.strategy.name
+        self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit, strategy=strategy))
 
     async def _take(self, piece: Piece, deltas: Iterable[Delta]) -> None:
         now = time.perf_counter()
@@ -462,11 +463,11 @@ class Run:
         if self._first_token_at is None:
             return None
         made = self._tally.completion_tokens
-        # Tokens that nobody sees were written before the first token that is seen.
-        since = self._writing_at if self._unseen and self._writing_at is not None else self._first_token_at
-        elapsed_s = time.perf_counter() - since
+        since = (self._unseen and self._writing_at) or self._first_token_at  # tokens that nobody sees come before it
+        elapsed_s = (now := time.perf_counter()) - since
         rate = (made - 1) / elapsed_s if made > 1 and elapsed_s > 0 else 0.0
-        return Metrics(ttft_s=self._first_token_at - self._began, tokens_per_s=rate, completion_tokens=made)
+        ttft_s, seconds = self._first_token_at - self._began, now - self._began
+        return Metrics(ttft_s=ttft_s, tokens_per_s=rate, completion_tokens=made, seconds=seconds)
 
     def _cut_short(self) -> None:
         self._keep_research()

@@ -30,6 +30,7 @@ METERED = {
     "POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages",
     "POST /v1/embeddings",
     "POST /v1/rerank",
+    "POST /v1/audio/transcriptions", "POST /v1/audio/translations", "POST /v1/audio/speech",
     "POST /api/chats/{chat_id}/runs", "POST /api/sequences", "POST /api/sequences/{sequence_id}/generate",
     "POST /api/sequences/{sequence_id}/score", "POST /api/search",
 }  # fmt: skip

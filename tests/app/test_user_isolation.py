@@ -84,6 +84,7 @@ NOBODYS = {  # they make something new, or tell what is the same for everybody
     "POST /api/sequences", "PUT /api/permissions", "DELETE /api/permissions", "POST /v1/chat/completions",
     "POST /v1/completions", "POST /v1/embeddings", "POST /v1/rerank", "POST /v1/tokenize", "POST /v1/detokenize",
     "POST /v1/responses", "POST /v1/messages",
+    "POST /v1/audio/transcriptions", "POST /v1/audio/translations", "POST /v1/audio/speech",
     "POST /v1/messages/count_tokens", "GET /health", "GET /metrics",
     "GET /share/{token}",  # its token is the permission
     "GET /api/session", "POST /api/session", "DELETE /api/session",

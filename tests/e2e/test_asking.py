@@ -182,11 +182,27 @@ def test_tools_say_what_they_do_and_are_offered_as_chosen(page: Page, fake: Fake
     write.check()
     tools.get_by_text("Not there (1)").click()
     expect(tools.get_by_text("The sandbox is switched off.")).to_be_visible()
-    tools.get_by_text("Skills that read_skill reads (1)").click()
+    tools.get_by_text("Skills (1)").click()
     expect(tools.get_by_text("Fills forms.")).to_be_visible()
     page.keyboard.press("Escape")
     ask(page)
-    assert fake.asked()["tools"] == ["write_file"]
+    assert fake.asked()["tools"] == ["write_file"] and "skills" not in fake.asked()
+
+
+def test_skills_are_chosen_one_by_one_or_none(page: Page, fake: FakeServer) -> None:
+    tools = sheet(page, "Tools")
+    tools.get_by_text("Skills (1)").click()
+    tools.get_by_role("radio", name="Those chosen").check()
+    expect(tools.get_by_text("None is chosen: it reads none.")).to_be_visible()
+    page.keyboard.press("Escape")
+    ask(page)
+    assert fake.asked()["skills"] == []
+    expect(page.get_by_text("No skills")).to_be_visible()
+    tools = sheet(page, "Tools")
+    tools.get_by_role("checkbox", name="pdf-forms").check()  # unfolded, as something is chosen
+    page.keyboard.press("Escape")
+    ask(page)
+    assert fake.asked()["skills"] == ["pdf-forms"]
 
 
 def test_what_cannot_go_together_is_not_offered_and_says_why(page: Page, fake: FakeServer) -> None:
@@ -320,7 +336,7 @@ def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None
         expect(control(page, name)).to_be_visible()
     box = page.get_by_role("textbox", name="Message")
     box.focus()
-    names = ["Send", "Model", "Thinking", "Strategy", "Tools", "Documents", "System prompt", "Sampling"]
+    names = ["Send", "Model", "Thinking", "Strategy", "Compare", "Tools", "Documents", "System prompt", "Sampling"]
     for name in names:
         page.keyboard.press("Tab")
         expect(page.get_by_role("button", name=name, exact=True)).to_be_focused()
@@ -336,8 +352,8 @@ def test_all_of_it_works_by_keyboard_alone(page: Page, fake: FakeServer) -> None
     expect(page.get_by_role("checkbox", name="calculate")).to_be_checked()
     page.keyboard.press("Escape")
     expect(control(page, "Tools: calculate")).to_be_focused()  # back where it came from
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
+    for _ in range(3):
+        page.keyboard.press("Shift+Tab")
     expect(control(page, "Thinking")).to_be_focused()
     box.focus()
     for name in ("Dictate", "Show a picture", "Add files"):

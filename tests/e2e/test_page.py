@@ -331,6 +331,17 @@ def test_chats_are_listed_opened_and_deleted(page: Page, fake: FakeServer) -> No
     expect(page.get_by_role("link", name="A number")).to_have_count(0)
 
 
+def test_a_chat_is_erased_with_its_notes(page: Page, fake: FakeServer) -> None:
+    fake.play(answer("Red."))
+    ask(page, "A colour")
+    expect(reply(page)).to_contain_text("Red.")
+    page.get_by_role("button", name="More for “A colour”").click()
+    with page.expect_request(lambda sent: sent.method == "DELETE") as erased:
+        page.get_by_role("menuitem", name="Erase, with its notes").click()
+    assert erased.value.url.endswith("?notes=erase")
+    expect(page.get_by_role("link", name="A colour")).to_have_count(0)
+
+
 def test_a_chat_that_is_not_there_is_said_so(page: Page, fake: FakeServer, watch: Watch) -> None:
     watch.expect_errors()
     page.goto(f"{fake.url}/c/nowhere")

@@ -140,6 +140,46 @@ def test_an_edited_question_and_a_second_answer_are_siblings(http: httpx.Client,
     assert [each["content"] for each in read(http, chat)["messages"]] == ["one", first["content"]]
 
 
+def test_three_answers_to_a_question_are_made_side_by_side(http: httpx.Client, chat: str, server: Server) -> None:
+    other = ask(http, chat, "other")["parent_id"]
+    with BusyEngine(server):
+        first = begin(http, chat, "one", parent_id=None)
+        question = first["question_id"]
+
+        def refused(field: str | None, code: str, status: int, **fields: Any) -> None:
+            error(http.post(f"/api/chats/{chat}/runs", json=fields), status, code, field)
+
+        refused(None, "chat_busy", 409, regenerate=question)
+        refused(None, "chat_busy", 409, regenerate=other, compare=True)  # of another question
+        refused("compare", "invalid_value", 400, content="two", compare=True)
+        second = begin(http, chat, regenerate=question, compare=True, temperature=0.5)
+        third = begin(http, chat, regenerate=question, compare=True, strategy="beam", strategy_options={"width": 2})
+        refused(None, "chat_busy", 409, regenerate=question, compare=True)
+        runs = [each["run_id"] for each in (first, second, third)]
+        shown = read(http, chat)
+        assert shown["active_run_ids"] == runs and shown["active_run_id"] == runs[0]
+        assert http.post(f"/api/runs/{runs[1]}/cancel").status_code == 202  # the others go on
+        assert read(http, chat)["active_run_ids"] == [runs[0], runs[2]]
+        fourth = begin(http, chat, regenerate=question, compare=True)  # in the place that is free again
+    logs = [log_of(http, each["run_id"]) for each in (first, third, fourth)]
+    assert [log[-1]["type"] for log in logs] == ["run.completed"] * 3
+    assert [log[1]["strategy"] for log in logs] == [None, "beam", None]
+    assert change(http, chat, leaf_id=third["message_id"])["leaf_id"] == third["message_id"]
+    end = read(http, chat)
+    assert end["active_run_ids"] == [] and end["active_run_id"] is None
+    assert end["messages"][1]["siblings"] == [each["message_id"] for each in (first, second, third, fourth)]
+    assert ask(http, chat, "more")["status"] == "completed"  # the chat is free
+
+
+def test_a_deleted_chat_ends_all_answers_that_are_compared(http: httpx.Client, chat: str, server: Server) -> None:
+    with BusyEngine(server):
+        first = begin(http, chat, "one")
+        second = begin(http, chat, regenerate=first["question_id"], compare=True)
+        assert http.delete(f"/api/chats/{chat}").status_code == 200
+        assert http.post(f"/api/chats/{chat}/restore").status_code == 200
+        assert [log_of(http, each["run_id"])[-1]["type"] for each in (first, second)] == ["run.cancelled"] * 2
+
+
 def test_a_running_branch_is_told_of_while_another_is_shown(http: httpx.Client, chat: str, server: Server) -> None:
     first = ask(http, chat, "one")
     with BusyEngine(server):

@@ -19,7 +19,7 @@ import pytest
 
 from app import openai
 from app.anthropic.routes import router as anthropic_router
-from app.openai import responses
+from app.openai import audio, responses
 from app.openapi import models_of
 from app.query_params import QueryParams
 from app.request_body import JsonBody
@@ -32,7 +32,7 @@ from tests.app.test_user_isolation import routes
 
 pytestmark = pytest.mark.slow
 
-_ALL = (*ROUTERS, openai.router, responses.router, anthropic_router)
+_ALL = (*ROUTERS, openai.router, responses.router, audio.router, anthropic_router)
 BODIES, PARAMETERS = models_of(_ALL, JsonBody), models_of(_ALL, QueryParams)
 WITHOUT_BODY = {
     "POST /api/chats/{chat_id}/restore", "POST /api/folders/{folder_id}/restore",
@@ -40,7 +40,9 @@ WITHOUT_BODY = {
     "POST /api/runs/{run_id}/cancel", "POST /api/jobs/{job_id}/cancel", "POST /api/invitations/{collection_id}/accept",
     "PUT /api/presets/{preset_id}/members/{member}",
 }  # fmt: skip
-A_FORM = {"POST /api/documents", "POST /api/files"}
+A_FORM = {
+    "POST /api/documents", "POST /api/files", "POST /v1/audio/transcriptions", "POST /v1/audio/translations",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_metrics_count_what_happens(http: httpx.Client, server: Server, nothing_
 
 
 async def test_goodput_is_what_came_in_time_and_a_price_makes_a_cost(model: Path, tmp_path: Path) -> None:
-    settings = Settings(model=str(model), data_dir=tmp_path, slo_ttft_ms=1e-6, price_per_hour=3.6)
+    settings = Settings(model=str(model), data_dir=tmp_path, slo_ttft_ms=1e-6, price_per_hour=3.6, power_watts=360)
     async with await Engine.start(EngineConfig(model=str(model), device="cpu", dtype="float32")) as engine:
         app = create_app(engine, settings)
         async with (
@@ -77,9 +77,13 @@ async def test_goodput_is_what_came_in_time_and_a_price_makes_a_cost(model: Path
             for _ in range(2):
                 assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
             text = (await http.get("/metrics")).text
+            energy = app.state.ponder.meter.energy()
     assert 'ponder_slo_requests_total{endpoint="chat",result="missed"} 2.0' in text
     (cost,) = [line for line in text.splitlines() if line.startswith("ponder_cost_per_million_tokens ")]
     assert float(cost.split()[1]) > 0
+    assert (energy["watts"], energy["source"]) == (360, "power_watts")
+    # 3.6 an hour and 360 W: a tenth of a watt-hour for each unit, and a thousandth of the tokens.
+    assert energy["wh_per_thousand_tokens"] == pytest.approx(float(cost.split()[1]) / 10, rel=0.3)
 
 
 async def test_no_users_words_are_labels(http: httpx.Client) -> None:

@@ -22,7 +22,9 @@ class Reply(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length", 0))
-        self.body: Json = json.loads(self.rfile.read(length))
+        sent = self.rfile.read(length)
+        is_json = self.headers.get("content-type", "").startswith("application/json")
+        self.body: Json = json.loads(sent) if is_json else {"form": sent.decode("latin-1")}
         planted = self.server.planted
         planted.requests.append((self.path, dict(self.headers), self.body))
         try:

@@ -91,6 +91,7 @@ def test_a_run_tells_its_story_in_order(http: httpx.Client, chat: str, nothing_l
     kinds = [kind for _, kind, _ in log]
     assert kinds[:3] == ["run.queued", "run.started", "thinking.started"]
     assert kinds[-3:] == ["answer.done", "metrics", "run.completed"]
+    assert log[1][2]["strategy"] is None and log[-2][2]["seconds"] > log[-2][2]["ttft_s"] > 0
     assert kinds.index("thinking.done") < kinds.index("answer.delta")
     thinking = "".join(d["text"] for _, k, d in log if k == "thinking.delta")
     answer = "".join(d["text"] for _, k, d in log if k == "answer.delta")

@@ -317,7 +317,7 @@ def build_app(world: World) -> FastAPI:
             refusal, world.refusal = world.refusal, None
             return JSONResponse({"error": refusal}, status_code=400)
         chat = world.chats[chat_id]
-        if running(chat_id):
+        if running(chat_id) and "compare" not in body:
             return error(409, "This chat already has a run.")
         run = Run(f"run{len(world.runs) + 1}", chat_id, world.script)
         world.runs[run.id] = run

@@ -198,7 +198,7 @@ class RealServer:
             self.kill()
             self.start()
         for chat in self.http.get("/api/chats").json()["chats"]:
-            if run := self.http.get(f"/api/chats/{chat['id']}").json().get("active_run_id"):
+            for run in self.http.get(f"/api/chats/{chat['id']}").json()["active_run_ids"]:
                 self.http.post(f"/api/runs/{run}/cancel", json={})
 
     def _healthy(self) -> bool:

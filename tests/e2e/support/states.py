@@ -91,10 +91,14 @@ def pressed(name: str, appears: str = "") -> Bring:
     return bring
 
 
-def control(name: str) -> Bring:
+def control(name: str, checks: str = "") -> Bring:
+    """A control opened, and what is ticked in it."""
+
     def bring(page: Page, _: FakeServer) -> None:
         page.get_by_role("group", name="How to answer").get_by_role("button", name=name).click()
         expect(page.get_by_role("dialog")).to_be_visible()
+        if checks:
+            page.get_by_role("checkbox", name=checks).check()
 
     return bring
 
@@ -195,6 +199,19 @@ def private_chat(page: Page, fake: FakeServer) -> None:
     expect(page.get_by_text("Private: nothing of this chat").first).to_be_visible()
 
 
+def comparing(page: Page, fake: FakeServer) -> None:
+    """The next question, asked of three: their answers side by side."""
+    page.get_by_role("group", name="How to answer").get_by_role("button", name="Compare").click()
+    page.get_by_role("checkbox", name="Ask the next question of several").check()
+    page.get_by_role("button", name="One more").click()
+    page.keyboard.press("Escape")
+    box = page.get_by_role("textbox", name="Message")
+    box.fill("And now?")
+    box.press("Enter")
+    expect(page.get_by_role("button", name="Go on with this one")).to_have_count(3)
+    expect(reply(page)).to_contain_text("The end.")
+
+
 def shelved(then: Bring) -> Bring:
     """With an assistant of one's own, another's, and two prompts."""
 
@@ -273,6 +290,8 @@ STATES: dict[str, Bring] = {
                         then=pressed("2 answers written", "li")),
     "routed": asked("large answer", ROUTED, answer("408")),
     "private chat": private_chat,
+    "choice of answers to compare": control("Compare", "Ask the next question of several"),
+    "answers side by side": asked("The end.", thinking("Hm."), answer(WORDS), then=comparing),
     "model": control("Model"),
     "thinking control": control("Thinking"),
     "strategy": control("Strategy"),

@@ -5,7 +5,7 @@ import type { RunEvent, SourceShown, Usage } from "./protocol";
 
 const usage: Usage = { prompt_tokens: 3, completion_tokens: 4, reasoning_tokens: 2, cached_tokens: 0 };
 const completed: RunEvent = { type: "run.completed", usage };
-const started: RunEvent = { type: "run.started", model: "m", started_at: 10, max_tokens: 64 };
+const started: RunEvent = { type: "run.started", model: "m", started_at: 10, max_tokens: 64, strategy: null };
 
 const PLAIN: RunEvent[] = [
   { type: "run.queued", position: 2 },
@@ -18,7 +18,7 @@ const PLAIN: RunEvent[] = [
   { type: "thinking.delta", text: "m" },
   { type: "thinking.done", duration_s: 0.5, tokens: 31 },
   { type: "answer.delta", text: "Fo", guessed: [] },
-  { type: "metrics", ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3 },
+  { type: "metrics", ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3, seconds: 0.2 },
   { type: "answer.delta", text: "ur", guessed: [] },
   { type: "answer.done", text: "Four", finish_reason: "stop", outcome: "answered" },
   completed,
@@ -131,7 +131,7 @@ test("a whole log gives the whole answer", () => {
     thoughtTokens: 31,
     text: "Four",
     finishReason: "stop",
-    metrics: { ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3 },
+    metrics: { ttft_s: 0.1, tokens_per_s: 20, completion_tokens: 3, seconds: 0.2 },
     usage,
   });
 });

@@ -45,6 +45,7 @@ export interface Answer {
   readonly status: Status;
   readonly position: number; // runs ahead in the queue
   readonly model: string | null; // that writes it, once it is known
+  readonly strategy: string | null; // that finds it
   readonly startedAt: number | null; // seconds since the epoch, the server's clock
   readonly maxTokens: number | null;
   readonly reading: Omit<PrefillProgress, "type"> | null; // while the model reads
@@ -77,6 +78,7 @@ export const EMPTY: Answer = {
   status: "running",
   position: 0,
   model: null,
+  strategy: null,
   startedAt: null,
   maxTokens: null,
   reading: null,
@@ -118,6 +120,7 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       return {
         position: 0,
         model: event.model === AUTO ? null : event.model,
+        strategy: event.strategy ?? null, // logs of old have none
         startedAt: event.started_at,
         maxTokens: event.max_tokens,
       };

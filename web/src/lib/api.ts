@@ -14,6 +14,14 @@ export interface ServerInfo {
   about: string;
   starters: string[];
   max_upload: number; // bytes
+  audio?: AudioServer | null; // where there is one
+}
+
+/** What the server that hears and speaks is asked for. */
+export interface AudioServer {
+  transcription_model: string;
+  speech_model: string;
+  voice: string;
 }
 
 export interface ChatSummary {
@@ -60,6 +68,7 @@ export interface StoredMessage {
 export interface Chat extends ChatSummary {
   messages: StoredMessage[];
   active_run_id: string | null;
+  active_run_ids?: string[]; // several while answers are compared
 }
 
 export interface StartedRun {
@@ -71,7 +80,7 @@ export interface StartedRun {
 /** What is to be answered: a new question, below an answer or at the beginning, or one that stands there already. */
 export type Place =
   | { content: string; images?: readonly string[]; files?: readonly string[]; parent_id?: string | null }
-  | { regenerate: string };
+  | { regenerate: string; compare?: true }; // compare: while other answers to it are being made
 
 export type Effort = "none" | "minimal" | "low" | "medium" | "high" | "xhigh";
 
@@ -82,10 +91,14 @@ export interface Wishes extends Sampling {
   strategy?: string;
   strategy_options?: Record<string, Value>;
   tools?: "all" | readonly string[];
+  skills?: "all" | readonly string[];
   collections?: "own" | "all" | readonly number[]; // all: also those that others share
   system?: string;
   max_tokens?: number;
 }
+
+/** The same of one run; null takes away what the chat keeps. */
+export type RunWishes = Omit<Wishes, "model" | "strategy"> & { model?: string | null; strategy?: string | null };
 
 /** How a chat's answers are made, as the server keeps it. */
 export interface KeptSettings extends Wishes {
@@ -219,6 +232,22 @@ export const post = (path: string, body: object): Promise<Response> => send("POS
 export const chatPath = (id: string): string => `/api/chats/${encodeURIComponent(id)}`;
 const runPath = (id: string): string => `/api/runs/${encodeURIComponent(id)}`;
 
+/** A recording's words. */
+export async function transcribed(sound: Blob, { transcription_model: model }: AudioServer): Promise<string> {
+  const form = new FormData();
+  form.set("model", model);
+  form.set("file", sound, `recording.${/\/(\w+)/.exec(sound.type)?.[1] ?? "webm"}`);
+  const reply = await request("/v1/audio/transcriptions", { method: "POST", body: form });
+  return ((await reply.json()) as { text: string }).text;
+}
+
+/** A text, spoken. */
+export async function spoken(text: string, { speech_model, voice }: AudioServer, signal: AbortSignal): Promise<Blob> {
+  const body = JSON.stringify({ model: speech_model, voice, input: text });
+  const init = { method: "POST", headers: { "content-type": "application/json" }, body, signal };
+  return (await request("/v1/audio/speech", init)).blob();
+}
+
 export const getServer = (): Promise<ServerInfo> => get("/api/server");
 /** With the messages of its current branch, or with all of them. */
 export const getChat = (id: string, signal?: AbortSignal, all = false): Promise<Chat> =>
@@ -273,7 +302,7 @@ export async function changeChat(id: string, change: ChatChange): Promise<ChatSu
 }
 
 /** However often it is sent with one `key`, it is taken once. */
-export async function startRun(chatId: string, place: Place, wishes: Wishes, key: string): Promise<StartedRun> {
+export async function startRun(chatId: string, place: Place, wishes: RunWishes, key: string): Promise<StartedRun> {
   const sent = send("POST", `${chatPath(chatId)}/runs`, { ...place, ...wishes }, { "idempotency-key": key });
   return (await (await sent).json()) as StartedRun;
 }

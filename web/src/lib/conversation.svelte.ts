@@ -13,9 +13,12 @@ import {
   type ChatSummary,
   type KeptSettings,
   type Place,
+  type RunWishes,
   type StartedRun,
+  type StoredMessage,
   type Wishes,
 } from "./api";
+import { comparedIn, keepCompared } from "./asking/compare";
 import type { MessageFile } from "./documents/api";
 import { keepDraft, placeOf } from "./drafts";
 import { failureOf, Reply, type Attempt, type Question } from "./reply.svelte";
@@ -35,6 +38,9 @@ export interface Asked {
 }
 
 const SOON_MS = 500;
+const isRunning = (reply: Reply): boolean => reply.shown.status === "running";
+const activeIn = ({ active_run_id, active_run_ids }: Chat): readonly string[] =>
+  active_run_ids ?? (active_run_id === null ? [] : [active_run_id]);
 
 /** What is sent beside the words of a question. Files that came with an import are not there to be sent. */
 function beside(images: readonly string[], files: readonly MessageFile[]): { images?: readonly string[]; files?: string[] } {
@@ -51,14 +57,17 @@ export class Conversation {
   announcement = $state(""); // what a screen reader says
   notice = $state("");
   begunHere = $state(false); // the chat shown began with a message that was sent from here
-  #making = $state.raw<Reply | null>(null); // the answer being made in this chat, in whichever branch
+  /** Answers to the last question that stand side by side, until one is chosen. */
+  comparing = $state.raw<readonly Reply[]>([]);
+  #making = $state.raw<readonly Reply[]>([]); // the answers being made in this chat, in whichever branch
   readonly last = $derived(this.messages.at(-1));
-  readonly running = $derived(this.last?.role === "assistant" && this.last.shown.status === "running");
-  /** The answer being made in a branch that is not shown. */
-  readonly elsewhere = $derived.by(() => {
-    const reply = this.#making;
-    return reply?.shown.status === "running" && !this.messages.includes(reply) ? reply : null;
-  });
+  readonly running = $derived((this.last?.role === "assistant" && isRunning(this.last)) || this.comparing.some(isRunning));
+  /** An answer being made in a branch that is not shown. */
+  readonly elsewhere = $derived(
+    this.#making.find(
+      (reply) => isRunning(reply) && !this.messages.includes(reply) && !this.comparing.includes(reply),
+    ) ?? null,
+  );
   readonly busy = $derived(this.running || this.elsewhere !== null);
   #scope = new AbortController(); // ends when another chat is opened
   #known = new Map<string, Message>(); // by id, in every branch that was seen
@@ -97,7 +106,8 @@ export class Conversation {
     this.notice = "";
     this.begunHere = false;
     this.announcement = "";
-    this.#making = null;
+    this.#making = [];
+    this.comparing = [];
     this.#known.clear();
     this.#kept = this.#told = "";
     this.phase = id === null ? "ready" : "loading";
@@ -112,16 +122,17 @@ export class Conversation {
     }
   }
 
-  /** Ask, after what is shown. False when the words were not taken, and why is said. */
+  /** Ask, after what is shown, with several `ways` once in each. False when the words were not taken, and why is said. */
   async send(
     content: string,
     images: readonly string[] = [],
     files: readonly MessageFile[] = [],
     again: Attempt | null = null,
+    ways: readonly RunWishes[] = [],
   ): Promise<boolean> {
     if (this.phase !== "ready") return false;
-    if (this.busy) {
-      this.notice = strings.busyHere;
+    if (this.busy || this.comparing.length > 0) {
+      this.notice = this.busy ? strings.busyHere : strings.branch.chooseFirst;
       return false;
     }
     const { signal } = this.#scope;
@@ -131,7 +142,8 @@ export class Conversation {
     const after = before.findLast((message) => message.id !== null);
     const question: Question = { role: "user", key: this.#key(), id: null, siblings: [], content, images, files };
     const reply = new Reply(this.#key(), content);
-    reply.attempt = attempt;
+    if (ways.length === 0) reply.attempt = attempt; // several are asked for anew
+    reply.wishes = ways[0] ?? null;
     this.messages = [...before, question, reply];
     this.announcement = strings.thinking;
     try {
@@ -149,7 +161,9 @@ export class Conversation {
       } else if (again === null) await this.#keep(id, attempt.wishes, signal);
       const asked = { content, ...beside(images, files) };
       const place = after?.role === "assistant" ? { ...asked, parent_id: after.id } : asked;
-      this.#begun(question, reply, await startRun(id, place, attempt.wishes, attempt.key), signal);
+      const started = await startRun(id, place, ways[0] ?? attempt.wishes, attempt.key);
+      this.#begun(question, reply, started, signal);
+      if (ways.length > 1) await this.#askOthers(id, started, reply, ways.slice(1), signal);
     } catch (error) {
       if (error instanceof ApiError && !signal.aborted && error.status >= 400 && error.status < 500) {
         this.messages = before;
@@ -208,6 +222,57 @@ export class Conversation {
     return shown !== undefined;
   }
 
+  /** Ask the others that are to answer a question that was begun. What is refused stands in its place. */
+  async #askOthers(
+    id: string, { question_id }: StartedRun, first: Reply, ways: readonly RunWishes[], signal: AbortSignal,
+  ): Promise<void> {
+    const others = ways.map((wishes) => Object.assign(new Reply(this.#key(), first.question), { wishes }));
+    if (!signal.aborted) this.comparing = [first, ...others];
+    for (const reply of others) {
+      try {
+        const place = { regenerate: question_id, compare: true } as const;
+        const started = await startRun(id, place, reply.wishes ?? {}, newKey());
+        reply.id = started.message_id;
+        if (signal.aborted) continue;
+        this.messages = [...this.messages.slice(0, -1), reply]; // the chat's current branch ends with it
+        void this.#watch(reply, started.run_id, signal);
+      } catch (error) {
+        reply.fail(failureOf(error));
+      }
+    }
+    if (!signal.aborted) keepCompared(id, [first, ...others].flatMap((reply) => reply.id ?? []));
+  }
+
+  /** Put answers to the last question side by side: those with the ids, or that are being made. */
+  async #putBeside(id: string, ids: readonly string[] | null, signal: AbortSignal): Promise<void> {
+    const [question, { last }] = [this.messages.at(-2), this];
+    if (question?.role !== "user" || last?.role !== "assistant") return;
+    const chat = await getChat(id, signal, true).catch(() => null);
+    if (chat === null || signal.aborted || this.last !== last) return;
+    const wanted = ({ id: each, run_id }: StoredMessage): boolean =>
+      ids === null ? chat.active_run_ids?.includes(run_id ?? "") === true : ids.includes(each);
+    const stored = chat.messages.filter((message) => last.siblings.includes(message.id) && wanted(message));
+    this.comparing = stored.map((each) => this.#replyOf(each, question.content, signal));
+  }
+
+  /** Answers to the last question, side by side: the newest of them. */
+  async compare(ids: readonly string[]): Promise<void> {
+    if (this.id === null) return;
+    keepCompared(this.id, ids);
+    await this.#putBeside(this.id, ids, this.#scope.signal);
+  }
+
+  /** Go on with one of the answers that stand side by side. False when that could not be done, and why is said. */
+  async choose(reply: Reply): Promise<boolean> {
+    const { id, comparing } = this;
+    if (id === null || reply.id === null) return false;
+    keepCompared(id, []);
+    this.comparing = [];
+    if (await this.show(reply.id)) return true;
+    this.comparing = comparing;
+    return false;
+  }
+
   /** Show the branch that is being answered. */
   async showMaking(): Promise<void> {
     const { id: chatId, elsewhere } = this;
@@ -227,7 +292,7 @@ export class Conversation {
     this.isPrivate = chat.private;
     if (told === this.#told) this.#adopt(chat); // else it was changed here meanwhile
     const [now, here] = [chat.messages.map(({ id }) => id), this.messages.map(({ id }) => id)];
-    const active = chat.active_run_id !== null && chat.active_run_id !== this.#making?.runId;
+    const active = activeIn(chat).some((run) => !this.#makes(run));
     if (active || now.join() !== here.join()) this.#fill(chat, signal);
   }
 
@@ -249,7 +314,8 @@ export class Conversation {
   }
 
   async stop(): Promise<void> {
-    if (this.last?.role === "assistant" && this.running) await this.last.stop();
+    const shown = this.last?.role === "assistant" ? [this.last] : [];
+    await Promise.all((this.comparing.length > 0 ? this.comparing : shown).filter(isRunning).map((reply) => reply.stop()));
   }
 
   /** Ask the question of a failed answer again. Returns as `send` does. */
@@ -282,6 +348,7 @@ export class Conversation {
       if (signal.aborted) return true;
       const reply = new Reply(this.#key(), question.content);
       reply.siblings = answers;
+      this.comparing = [];
       this.messages = [...before, question, reply];
       this.announcement = strings.thinking;
       this.#begun(question, reply, started, signal);
@@ -354,7 +421,7 @@ export class Conversation {
   }
 
   async #watch(reply: Reply, runId: string, signal: AbortSignal): Promise<void> {
-    this.#making = reply;
+    this.#making = [...this.#making.filter(isRunning), reply];
     await reply.follow(runId, signal, (event) => {
       if (event.type === "approval.requested") this.announcement = strings.announceApproval(event.name);
       else if (event.type === "question.asked") this.announcement = strings.announceQuestion(event.name, event.text);
@@ -369,7 +436,6 @@ export class Conversation {
     this.isPrivate = chat.private;
     this.phase = "ready";
     let content = "";
-    const making = this.#making;
     this.messages = chat.messages.map((stored) => {
       const { id, siblings = [] } = stored;
       const known = this.#known.get(id);
@@ -378,19 +444,33 @@ export class Conversation {
         ({ content } = stored);
         const { images = [], files = [] } = stored;
         message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content, images, files };
-      } else if (known?.role === "assistant" || (making !== null && making.runId === stored.run_id)) {
-        const reply = known?.role === "assistant" ? known : (making as Reply);
-        Object.assign(reply, { id, siblings, question: content });
-        message = reply;
-      } else {
-        message = Reply.stored(this.#key(), content, stored, signal);
-        if (stored.run_id !== null && stored.status === "running") void this.#watch(message, stored.run_id, signal);
-      }
+      } else message = this.#replyOf(stored, content, signal);
       this.#known.set(id, message);
       return message;
     });
-    const { active_run_id: active } = chat;
-    if (active !== null && this.#making?.runId !== active) void this.#watch(new Reply(this.#key(), ""), active, signal);
+    const active = activeIn(chat);
+    const compared = comparedIn(chat.id);
+    const beside = compared === null ? active.length > 1 : compared.length > 1 && compared.includes(this.last?.id ?? "");
+    if (beside) return void this.#putBeside(chat.id, compared, signal);
+    this.comparing = [];
+    for (const run of active) if (!this.#makes(run)) void this.#watch(new Reply(this.#key(), ""), run, signal);
+  }
+
+  #makes = (runId: string): boolean => this.#making.some((reply) => reply.runId === runId);
+
+  /** An answer as it is known here, or from now on. */
+  #replyOf(stored: StoredMessage, question: string, signal: AbortSignal): Reply {
+    const { id, siblings = [], run_id: runId } = stored;
+    const known = this.#known.get(id);
+    const making = this.#making.find((reply) => reply.runId !== null && reply.runId === runId);
+    let reply = known?.role === "assistant" ? known : making;
+    if (reply !== undefined) Object.assign(reply, { id, siblings, question });
+    else {
+      reply = Reply.stored(this.#key(), question, stored, signal);
+      if (runId !== null && stored.status === "running") void this.#watch(reply, runId, signal);
+    }
+    this.#known.set(id, reply);
+    return reply;
   }
 
   /** Another device may have changed how answers are made here. */
@@ -403,7 +483,8 @@ export class Conversation {
 
   #announce(reply: Reply): void {
     const { status, text, failure } = reply.shown;
-    if (!this.messages.includes(reply)) this.announcement = strings.branch.ended;
+    if (this.comparing.includes(reply)) this.announcement = this.running ? strings.branch.oneEnded : strings.branch.allEnded;
+    else if (!this.messages.includes(reply)) this.announcement = strings.branch.ended;
     else if (status === "completed") this.announcement = strings.announceDone(text);
     else if (status === "cancelled") this.announcement = strings.announceStopped;
     else if (status === "failed") this.announcement = strings.announceFailed(failure?.message ?? "");

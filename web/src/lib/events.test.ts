@@ -4,7 +4,7 @@ import { follow, SseParser, type Frame, type Link } from "./events";
 import type { RunEvent } from "./protocol";
 
 const LOG: RunEvent[] = [
-  { type: "run.started", model: "m", started_at: 1, max_tokens: 9 },
+  { type: "run.started", model: "m", started_at: 1, max_tokens: 9, strategy: null },
   { type: "answer.delta", text: "one ", guessed: [] },
   { type: "answer.delta", text: "two — ünïcode", guessed: [] },
   { type: "answer.done", text: "one two — ünïcode", finish_reason: "stop", outcome: "answered" },

@@ -50,6 +50,7 @@ export interface RunStarted {
   model: string;
   started_at: number;
   max_tokens: number;
+  strategy: string | null;
 }
 
 /** Many wait, so this answer gets less: at most so many tokens of thinking, or only these of `auto`'s models. */
@@ -349,6 +350,7 @@ export interface Metrics {
   ttft_s: number;
   tokens_per_s: number;
   completion_tokens: number;
+  seconds: number | null;
 }
 
 export interface RunCompleted {

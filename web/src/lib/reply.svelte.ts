@@ -8,6 +8,7 @@ import {
   cancelRun,
   decide,
   type Decision,
+  type RunWishes,
   type Scope,
   type StoredMessage,
   type Wishes,
@@ -45,6 +46,7 @@ export class Reply {
   siblings = $state.raw<readonly string[]>([]);
   askedAt: number | null = Date.now(); // local, ms, if asked here; for as long as the server's clock is not known
   attempt: Attempt | null = null; // if asked here
+  wishes: RunWishes | null = null; // if asked here, to be compared
   runId: string | null = null;
   #answer: Answer = EMPTY;
   readonly #frames = new Frames();

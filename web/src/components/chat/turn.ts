@@ -8,5 +8,7 @@ export interface Turn {
   edit: (question: Question, content: string) => Promise<boolean>; // false: not taken
   again: (reply: Reply) => void;
   answer: (question: Question) => void; // which has no answer
+  isLast: (reply: Reply) => boolean;
+  compare: (reply: Reply) => void; // with the newest other answers in its place
   show: (messageId: string, step: number) => void; // another message in its place, so many steps on
 }

@@ -10,7 +10,7 @@ export interface Deeds {
   keepPrivate: (chat: ChatSummary) => void; // or not any more
   move: (chat: ChatSummary, folder: Folder | null) => void;
   share: (chat: ChatSummary) => void; // by a link
-  remove: (chat: ChatSummary) => void;
+  remove: (chat: ChatSummary, erase?: boolean) => void; // erase: the notes that memory has from it, too
   removeFolder: (folder: Folder) => void;
   addFolder: (into: ChatSummary | null) => void; // and put a chat into it
   takeIn: () => void; // chats out of a file
@@ -48,6 +48,7 @@ export function ofChat(chat: ChatSummary, folders: readonly Folder[], remotes: b
     },
     { label: strings.list.link, icon: "link", act: () => deeds.share(chat) },
     { label: strings.list.remove, icon: "bin", danger: true, act: () => deeds.remove(chat) },
+    { label: strings.list.removeNotes, icon: "bin", danger: true, act: () => deeds.remove(chat, true) },
   ];
 }
 

@@ -9,9 +9,10 @@ import {
   getStrategies,
   getTools,
   type KeptSettings,
-  type SkillInfo,
+  type RunWishes,
   type Wishes,
 } from "../api";
+import { runWishes, type Way } from "./compare";
 import {
   DEFAULT,
   differs,
@@ -43,10 +44,10 @@ export class Asking {
   settings = $state.raw<Settings>(DEFAULT);
   known = $state.raw<Known>(NOTHING);
   off = $state.raw<readonly Off[]>([]);
-  skills = $state.raw<readonly SkillInfo[]>([]);
   gone = $state.raw<readonly Gone[]>([]); // to be told
   refusal = $state.raw<Refusal | null>(null); // of what is set now
   asked = $state(false); // the server was, whether it told anything or not
+  ways = $state.raw<readonly Way[]>([]); // that the next question is asked in, side by side; none: as it is set
   preset: string | null = null; // the id of the one that all this comes from, until a chat is begun with it
   changed: () => void = () => undefined; // hears of every change by hand
   #last: Settings; // what was chosen last
@@ -72,9 +73,9 @@ export class Asking {
       strategies: strategies?.strategies ?? this.known.strategies,
       tools: tools?.tools ?? this.known.tools,
       collections: collections?.filter(({ documents }) => documents > 0) ?? this.known.collections,
+      skills: tools === null ? (this.known.skills ?? null) : (tools.skills ?? []),
     };
     if (tools !== null) {
-      this.skills = tools.skills ?? [];
       this.off = [
         ...Object.entries(tools.off).map(([name, why]) => ({ name, why })),
         ...tools.faults.map(({ origin, message }) => ({ name: origin, why: message })),
@@ -129,6 +130,11 @@ export class Asking {
 
   reset(): void {
     this.change(DEFAULT);
+  }
+
+  /** What is sent for each of the ways. */
+  compared(): readonly RunWishes[] {
+    return this.ways.map((way) => runWishes(this.settings, way));
   }
 
   /** What would be sent now. */

@@ -46,6 +46,7 @@ const EVERYTHING = set({
   strategy: "best_of_n",
   options: { n: 6 },
   tools: ["add"],
+  skills: ["pdf"],
   collections: [1],
   system: "Be kind.",
   sampling: { temperature: 0.2, seed: 7 },
@@ -59,6 +60,7 @@ test("what is set is sent, and nothing else", () => {
     strategy: "best_of_n",
     strategy_options: { n: 6 },
     tools: ["add"],
+    skills: ["pdf"],
     collections: [1],
     system: "Be kind.",
     temperature: 0.2,
@@ -93,6 +95,8 @@ test.each<[Partial<Settings>, string[]]>([
   [{ model: "plain", effort: "none" }, []],
   [{ model: "plain", strategy: "budget" }, ["unthinking"]],
   [{ model: "plain", tools: "all" }, ["toolless"]],
+  [{ model: "auto", skills: ["pdf"] }, ["auto-tools"]],
+  [{ model: "auto", skills: [] }, []],
 ])("what cannot go together is known: %j", (part, kinds) => {
   expect(conflicts(set(part), KNOWN).map(({ kind }) => kind)).toEqual(kinds);
 });
@@ -111,6 +115,16 @@ test("what a chat keeps is what was sent, and a budget is the strategy of that n
   expect(settingsOf({ thinking: { max_tokens: 9 } })).toEqual(set({ strategy: "budget", options: { max_tokens: 9 } }));
   expect(settingsOf({ thinking: false, tools: "all" })).toEqual(set({ effort: "none", tools: "all" }));
   expect(settingsOf({ thinking: true, collections: [], temperature: 9 })).toEqual(DEFAULT);
+});
+
+test("no skills are none, and those that are gone are left out, not all of them", () => {
+  const known = { ...KNOWN, skills: [{ name: "pdf", description: "" }] };
+  expect(wishes(settingsOf({ skills: [] }))).toEqual({ skills: [] });
+  expect(fitted(set({ skills: ["pdf", "old"] }), known)).toEqual({
+    settings: set({ skills: ["pdf"] }), gone: [{ what: "skill", name: "old" }],
+  });
+  expect(fitted(set({ skills: ["old"] }), known).settings.skills).toEqual([]);
+  expect(fitted(set({ model: "auto", skills: "all" }), known).settings).toEqual(set({ model: "auto" }));
 });
 
 test("a model that embeds is none to choose", () => {

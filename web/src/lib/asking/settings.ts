@@ -2,7 +2,7 @@
  * How a person wants the next answers made: what is sent for it, what cannot go together, and what the server does not
  * know any more. Pure; knows nothing of the page, nor of how anything is kept.
  */
-import type { Budget, Collection, Effort, KeptSettings, Model, StrategyInfo, ToolInfo, Wishes } from "../api";
+import type { Budget, Collection, Effort, KeptSettings, Model, SkillInfo, StrategyInfo, ToolInfo, Wishes } from "../api";
 import { fieldsOf, fits, isValue, type Field, type Value } from "./options";
 import { SAMPLING, type Sampling } from "./sampling";
 
@@ -19,6 +19,7 @@ export interface Settings {
   readonly strategy: string | null;
   readonly options: Readonly<Record<string, Value>>; // of the strategy, where they are not its own
   readonly tools: "all" | readonly string[] | null; // none chosen yet: an empty list
+  readonly skills: "all" | readonly string[] | null; // null: all that a chosen tool reads; none: an empty list
   readonly collections: "own" | "all" | readonly number[] | null; // all: also those that others share
   readonly system: string | null; // what the model reads before everything
   readonly sampling: Sampling;
@@ -31,6 +32,7 @@ export const DEFAULT: Settings = {
   strategy: null,
   options: {},
   tools: null,
+  skills: null,
   collections: null,
   system: null,
   sampling: {},
@@ -44,6 +46,7 @@ export interface Known {
   readonly strategies: readonly StrategyInfo[] | null;
   readonly tools: readonly ToolInfo[] | null;
   readonly collections: readonly Collection[] | null; // those with documents
+  readonly skills?: readonly SkillInfo[] | null;
 }
 
 export const NOTHING: Known = { models: null, efforts: null, strategies: null, tools: null, collections: null };
@@ -51,13 +54,14 @@ export const NOTHING: Known = { models: null, efforts: null, strategies: null, t
 const some = <T extends string | readonly unknown[]>(list: T | null): list is T => list !== null && list.length > 0;
 
 export function wishes(settings: Settings): Wishes {
-  const { model, effort, strategy, options, tools, collections, system, sampling, maxTokens } = settings;
+  const { model, effort, strategy, options, tools, skills, collections, system, sampling, maxTokens } = settings;
   return {
     ...(model !== null && { model }),
     ...(effort !== null && { reasoning_effort: effort }),
     ...(strategy !== null && { strategy }),
     ...(strategy !== null && Object.keys(options).length > 0 && { strategy_options: { ...options } }),
     ...(some(tools) && { tools }),
+    ...(skills !== null && { skills }),
     ...(some(collections) && { collections }),
     ...(system !== null && { system }),
     ...sampling,
@@ -111,21 +115,22 @@ export interface Conflict {
 export function conflicts(settings: Settings, known: Known): Conflict[] {
   const { model, effort, strategy } = settings;
   const asked = modelOf(settings, known);
+  const calls = settings.tools !== null || some(settings.skills); // skills are read by a tool
   const found: Conflict[] = [];
   const add = (kind: Conflict["kind"], one: Part, other: Part, name: string): void =>
     void found.push({ kind, between: [one, other], name });
   if (strategy !== null && effort !== null && effort !== "none") add("effort-strategy", "strategy", "effort", strategy);
   if (strategy === BUDGET && effort === "none") add("none-budget", "strategy", "effort", strategy);
-  if (strategy !== null && TOOLLESS.has(strategy) && settings.tools !== null) {
+  if (strategy !== null && TOOLLESS.has(strategy) && calls) {
     add("strategy-tools", "strategy", "tools", strategy);
   }
   if (model === AUTO && strategy !== null && strategy !== BUDGET) add("auto-strategy", "model", "strategy", model);
-  if (model === AUTO && settings.tools !== null) add("auto-tools", "model", "tools", model);
+  if (model === AUTO && calls) add("auto-tools", "model", "tools", model);
   if (asked?.thinks === false) {
     if (effort !== null && effort !== "none") add("unthinking", "model", "effort", asked.id);
     if (strategy === BUDGET) add("unthinking", "model", "strategy", asked.id);
   }
-  if (asked?.tools === false && model !== AUTO && settings.tools !== null) {
+  if (asked?.tools === false && model !== AUTO && calls) {
     add("toolless", "model", "tools", asked.id);
   }
   return found;
@@ -143,7 +148,7 @@ export function blocked<P extends Part>(
 
 /** What was kept and is left out now, as it is not there any more or goes with nothing else. */
 export interface Gone {
-  readonly what: "model" | "effort" | "strategy" | "option" | "tool" | "tools" | "collections" | "conflict";
+  readonly what: "model" | "effort" | "strategy" | "option" | "tool" | "tools" | "skill" | "collections" | "conflict";
   readonly name: string;
 }
 
@@ -183,6 +188,14 @@ export function fitted(before: Settings, known: Known): { settings: Settings; go
       }
     }
   }
+  if (settings.skills !== null && settings.skills !== "all" && known.skills) {
+    const names = new Set(known.skills.map(({ name }) => name));
+    let left = settings.skills;
+    for (const name of left.filter((each) => !names.has(each))) {
+      left = left.filter((each) => each !== name);
+      drop({ skills: left }, "skill", name);
+    }
+  }
   if (settings.collections !== null && known.collections !== null) {
     const ids = new Set(known.collections.map(({ id }) => id));
     const { collections: kept } = settings;
@@ -192,7 +205,8 @@ export function fitted(before: Settings, known: Known): { settings: Settings; go
   }
   for (let [conflict] = conflicts(settings, known); conflict !== undefined; [conflict] = conflicts(settings, known)) {
     const part = conflict.between[1];
-    drop(part === "strategy" ? { strategy: null, options: {} } : { [part]: null }, "conflict", part);
+    const change = part === "strategy" ? { options: {} } : part === "tools" ? { skills: null } : {};
+    drop({ ...change, [part]: null }, "conflict", part);
   }
   return { settings, gone };
 }
@@ -222,6 +236,8 @@ export function settingsOf(kept: KeptSettings): Settings {
   });
 }
 
+const isNone = (value: unknown): boolean => Array.isArray(value) && value.length === 0;
+
 function read(given: Record<string, unknown>): Settings {
   const string = (value: unknown): string | null => (typeof value === "string" ? value : null);
   const number = (value: unknown, least: number, most: number): number | null =>
@@ -244,6 +260,7 @@ function read(given: Record<string, unknown>): Settings {
     strategy,
     options: strategy === null ? {} : Object.fromEntries(values),
     tools: list(given.tools, (each) => typeof each === "string"),
+    skills: isNone(given.skills) ? [] : list(given.skills, (each) => typeof each === "string"),
     collections:
       given.collections === "own" ? "own" : list(given.collections, (each): each is number => Number.isSafeInteger(each)),
     system: system !== null && isSystem(system) ? system : null,
@@ -279,7 +296,9 @@ export function placeOf(param: string | null, code: string, settings: Settings, 
   if (["reasoning_effort", "thinking"].includes(name) && settings.effort !== null) {
     return { control: "thinking", field: null };
   }
-  if (name === "tools" && settings.tools !== null) return { control: "tools", field: null };
+  if ((name === "tools" && settings.tools !== null) || (name === "skills" && settings.skills !== null)) {
+    return { control: "tools", field: null };
+  }
   const asksDocuments = name === "collections" || (name === "" && code === "not_found");
   return asksDocuments && settings.collections !== null ? { control: "documents", field: null } : null;
 }

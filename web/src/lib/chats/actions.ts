@@ -47,10 +47,11 @@ export class Actions {
     await this.#tell(done);
   }
 
-  async remove(chat: ChatSummary): Promise<void> {
+  /** `erase`: the notes that memory has from the chat, too. */
+  async remove(chat: ChatSummary, erase = false): Promise<void> {
     const title = chat.title || strings.untitled;
     await this.#tell(
-      this.chats.remove("chat", chat.id).then(() => {
+      this.chats.remove("chat", chat.id, erase).then(() => {
         const back = this.gone(chat.id);
         this.toasts.say(strings.list.deleted(title), () => this.#restore("chat", chat.id, title, back));
       }),

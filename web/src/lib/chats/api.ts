@@ -52,9 +52,9 @@ export const renameFolder = (id: string, name: string): Promise<Response> => sen
 const pathOf = { chat: chatPath, folder: folderPath };
 export type Kind = keyof typeof pathOf;
 
-/** Until when it may come back, in seconds since the epoch. */
-export async function remove(kind: Kind, id: string): Promise<number> {
-  const response = await request(pathOf[kind](id), { method: "DELETE" });
+/** Until when it may come back, in seconds since the epoch. `erase`: notes that memory has from a chat go with it. */
+export async function remove(kind: Kind, id: string, erase = false): Promise<number> {
+  const response = await request(`${pathOf[kind](id)}${erase ? "?notes=erase" : ""}`, { method: "DELETE" });
   return ((await response.json()) as { restorable_until: number }).restorable_until;
 }
 

@@ -110,8 +110,8 @@ export class Chats {
   }
 
   /** Delete it. Throws ApiError where the server refuses. */
-  async remove(kind: Kind, id: string): Promise<void> {
-    await api.remove(kind, id);
+  async remove(kind: Kind, id: string, erase = false): Promise<void> {
+    await api.remove(kind, id, erase);
     await this.changed();
   }
 

@@ -80,6 +80,11 @@ export interface Stats {
   series: { step_s: number; points: Point[] };
   models: (({ stopped: false } & Engine) | { stopped: true; name: string })[];
   settings: Record<string, unknown>;
+  energy?: {
+    watts: number | null; // null: neither measured nor set
+    source: "power_watts" | "rapl" | null;
+    wh_per_thousand_tokens: number | null; // null: also where nothing passed
+  };
   cost_per_million_tokens: number | null; // null: no price of the machine is set, or nothing passed
 }
 

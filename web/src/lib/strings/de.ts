@@ -105,6 +105,7 @@ export const de: Strings = {
     stop: "Nicht weiter vorlesen",
     dictate: "Diktieren",
     about: "Diktieren. Der Browser macht aus Sprache Text und schickt dafür vielleicht, was er hört, an seinen Hersteller.",
+    aboutServer: "Diktieren. Was du sagst, wird aufgenommen und vom eingestellten Audio-Server aufgeschrieben.",
     failed: (error: string) =>
       `Es war nichts zu hören${error === "not-allowed" ? ": Das Mikrofon ist nicht erlaubt." : "."}`,
   },
@@ -209,7 +210,12 @@ export const de: Strings = {
   rememberedAs: (allow: boolean, tool: string) => `${tool}: ${allow ? "immer erlaubt" : "nie erlaubt"}`,
   forget: "Vergessen",
   toolsOff: (n: number) => `Nicht da (${number.format(n)})`,
-  skills: (n: number) => `Skills, die read_skill liest (${number.format(n)})`,
+  skills: (n: number) => `Skills (${number.format(n)})`,
+  skillsTitle: "Welche Skills das Modell lesen darf",
+  usualSkills: "Alle, wenn read_skill unter seinen Werkzeugen ist",
+  allSkills: "Alle",
+  someSkills: "Ausgewählte",
+  noSkills: "Keine ist ausgewählt: Es liest keine.",
   documentsTitle: "Aus Dokumenten antworten",
   noDocuments: "Nein",
   ownDocuments: "Aus meinen Sammlungen",
@@ -247,6 +253,7 @@ export const de: Strings = {
       return `Strategie: ${named(name)}${set === "" ? "" : ` (${set})`}`;
     },
     tools: (names: "all" | readonly string[]) => `Werkzeuge: ${several(names)}`,
+    skills: (names: "all" | readonly string[]) => (names.length === 0 ? "Keine Skills" : `Skills: ${several(names)}`),
     documents: (names: "own" | "all" | readonly string[]) =>
       names === "own" ? "Aus meinen Dokumenten" : names === "all" ? "Aus allen Dokumenten" : `Aus ${names.join(", ")}`,
     system: (text: string) => `System-Prompt: „${short(text)}“`,
@@ -260,6 +267,7 @@ export const de: Strings = {
       strategy: `Die Strategie „${name}“ ist nicht mehr da.`,
       option: `Die Option „${name}“ der Strategie ist nicht mehr, wie sie war.`,
       tool: `Das Werkzeug „${name}“ ist nicht mehr da.`,
+      skill: `Die Skill „${name}“ ist nicht mehr da.`,
       tools: "Es gibt keine Werkzeuge mehr.",
       collections: "Einige der Dokumente, aus denen geantwortet werden sollte, sind nicht mehr da.",
       conflict: `Was für „${partTitle[name as Part]}“ gewählt war, passt nicht mehr zum Rest.`,

@@ -99,6 +99,7 @@ export const en = {
     stop: "Stop reading",
     dictate: "Dictate",
     about: "Dictate. Your browser turns speech into text, and may send what it hears to its maker for that.",
+    aboutServer: "Dictate. What you say is recorded and written down by the audio server that this one is set to use.",
     failed: (error: string) => `Nothing could be heard${error === "not-allowed" ? ": the microphone is not allowed." : "."}`,
   },
   example: {
@@ -198,7 +199,12 @@ export const en = {
   rememberedAs: (allow: boolean, tool: string) => `${tool}: ${allow ? "always allowed" : "never allowed"}`,
   forget: "Forget",
   toolsOff: (n: number) => `Not there (${number.format(n)})`,
-  skills: (n: number) => `Skills that read_skill reads (${number.format(n)})`,
+  skills: (n: number) => `Skills (${number.format(n)})`,
+  skillsTitle: "Which skills the model may read",
+  usualSkills: "All, if its tools have read_skill",
+  allSkills: "All",
+  someSkills: "Those chosen",
+  noSkills: "None is chosen: it reads none.",
   documentsTitle: "Answer from documents",
   noDocuments: "No",
   ownDocuments: "From my collections",
@@ -235,6 +241,7 @@ export const en = {
       return `Strategy: ${named(name)}${set === "" ? "" : ` (${set})`}`;
     },
     tools: (names: "all" | readonly string[]) => `Tools: ${several(names)}`,
+    skills: (names: "all" | readonly string[]) => (names.length === 0 ? "No skills" : `Skills: ${several(names)}`),
     documents: (names: "own" | "all" | readonly string[]) =>
       names === "own" ? "From my documents" : names === "all" ? "From all documents" : `From ${names.join(", ")}`,
     system: (text: string) => `System prompt: “${short(text)}”`,
@@ -248,6 +255,7 @@ export const en = {
       strategy: `The strategy “${name}” is not there any more.`,
       option: `The option “${name}” of the strategy is not as it was.`,
       tool: `The tool “${name}” is not there any more.`,
+      skill: `The skill “${name}” is not there any more.`,
       tools: "There are no tools any more.",
       collections: "Some of the documents to answer from are not there any more.",
       conflict: `What was set for “${partTitle[name as Part]}” does not go with the rest any more.`,

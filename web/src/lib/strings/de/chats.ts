@@ -24,6 +24,12 @@ export const branch: typeof Branch = {
   copyQuestion: "Frage kopieren",
   whole: "Alles zeigen",
   less: "Weniger zeigen",
+  chooseFirst: "Mehrere Antworten stehen nebeneinander. Wähle erst die, mit der es weitergeht.",
+  oneEnded: "Eine der Antworten ist zu Ende.",
+  allEnded: "Alle Antworten sind zu Ende. Wähle eine, um weiterzumachen.",
+  beside: "Nebeneinander",
+  compare: "Vergleichen",
+  compareTitle: "Mehrere zugleich fragen",
 };
 
 export const list: typeof List = {
@@ -56,6 +62,7 @@ export const list: typeof List = {
   link: "Per Link teilen",
   formats: { html: "Webseite, zum Lesen", markdown: "Markdown, zum Lesen", json: "JSON, zum Wiedereinlesen" },
   remove: "Löschen",
+  removeNotes: "Entfernen, samt Notizen",
   newFolder: "Neuer Ordner",
   folderName: "Name des Ordners",
   folder: (name, n) => `${name}, ${many(n, "Chat", "Chats")}`,

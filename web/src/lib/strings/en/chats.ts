@@ -24,6 +24,12 @@ export const branch = {
   copyQuestion: "Copy the question",
   whole: "Show all",
   less: "Show less",
+  chooseFirst: "Several answers stand side by side. Choose the one to go on with first.",
+  oneEnded: "One of the answers has ended.",
+  allEnded: "All answers have ended. Choose one to go on with.",
+  beside: "Side by side",
+  compare: "Compare",
+  compareTitle: "Ask several at once",
 };
 
 export const list = {
@@ -56,6 +62,7 @@ export const list = {
   link: "Share by a link",
   formats: { html: "Web page, to read", markdown: "Markdown, to read", json: "JSON, to import again" },
   remove: "Delete",
+  removeNotes: "Erase, with its notes",
   newFolder: "New folder",
   folderName: "Name of the folder",
   folder: (name: string, n: number) => `${name}, ${many(n, "chat", "chats")}`,

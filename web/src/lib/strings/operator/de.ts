@@ -43,6 +43,12 @@ export const de: OperatorStrings = {
   perSecond: (n) => `${short.format(n)}/s`,
   read: (n) => `${short.format(n)}/s gelesen`,
   cost: (n) => `eine Million kostet ${short.format(n)}`,
+  energy: ({ watts, source, wh_per_thousand_tokens: wattHours }) => {
+    if (watts === null) return "Energie unbekannt: power_watts setzen";
+    const what = source === "rapl" ? "CPU und Speicher" : "wie eingestellt";
+    const per = wattHours === null ? "" : `1.000 brauchen ${short.format(wattHours)} Wh, `;
+    return `${per}${short.format(watts)} W (${what})`;
+  },
   ofClass: (priority, n) => `${number.format(n)} der Klasse ${priority}`,
   queue: (running, waiting) => `${number.format(running)} laufen, ${number.format(waiting)} warten`,
   percent: (n) => percent.format(n),
@@ -162,8 +168,8 @@ export const de: OperatorStrings = {
   revoke: "Widerrufen",
   revokeNamed: (prefix, user) => `Den Schlüssel ${prefix}… von ${user} widerrufen`,
   revokeSure: (current) => (current ? "Widerrufen und abmelden?" : "Wirklich widerrufen?"),
-  spent: (tokens, cost) =>
-    `${count(tokens, "Token", "Tokens")} in diesem Monat${cost === null ? "" : `, etwa ${short.format((tokens / 1e6) * cost)} zu den Kosten von heute`}`,
+  spent: (tokens, cost, wattHours) =>
+    `${count(tokens, "Token", "Tokens")} in diesem Monat${cost === null ? "" : `, etwa ${short.format((tokens / 1e6) * cost)} zu den Kosten von heute`}${wattHours === null ? "" : `, etwa ${short.format((tokens / 1e3) * wattHours)} Wh nach dem Verbrauch von heute`}`,
   limits: "Grenzen",
   limitsOf: (whose) => `Grenzen von ${whose}`,
   save: "Speichern",

@@ -1,5 +1,5 @@
 import type { Status, ToolInfo } from "../../api";
-import type { Bottleneck, Key, Limit, Role } from "../../operator/api";
+import type { Bottleneck, Key, Limit, Role, Stats } from "../../operator/api";
 
 /** What the operator's page says, in English. */
 const number = new Intl.NumberFormat("en");
@@ -45,6 +45,12 @@ export const en = {
   perSecond: (n: number) => `${short.format(n)}/s`,
   read: (n: number) => `${short.format(n)}/s read`,
   cost: (n: number) => `a million costs ${short.format(n)}`,
+  energy: ({ watts, source, wh_per_thousand_tokens: wattHours }: NonNullable<Stats["energy"]>): string => {
+    if (watts === null) return "energy unknown: set power_watts";
+    const what = source === "rapl" ? "CPU and memory" : "as set";
+    const per = wattHours === null ? "" : `1,000 take ${short.format(wattHours)} Wh, `;
+    return `${per}${short.format(watts)} W (${what})`;
+  },
   ofClass: (priority: string, n: number) => `${number.format(n)} of class ${priority}`,
   queue: (running: number, waiting: number) => `${number.format(running)} running, ${number.format(waiting)} waiting`,
   percent: (n: number) => percent.format(n),
@@ -164,8 +170,8 @@ export const en = {
   revoke: "Revoke",
   revokeNamed: (prefix: string, user: string) => `Revoke the key ${prefix}… of ${user}`,
   revokeSure: (current: boolean): string => (current ? "Revoke, and sign out?" : "Really revoke?"),
-  spent: (tokens: number, cost: number | null) =>
-    `${count(tokens, "token", "tokens")} this month${cost === null ? "" : `, about ${short.format((tokens / 1e6) * cost)} at today’s cost`}`,
+  spent: (tokens: number, cost: number | null, wattHours: number | null) =>
+    `${count(tokens, "token", "tokens")} this month${cost === null ? "" : `, about ${short.format((tokens / 1e6) * cost)} at today’s cost`}${wattHours === null ? "" : `, about ${short.format((tokens / 1e3) * wattHours)} Wh at today’s rate`}`,
   limits: "Limits",
   limitsOf: (whose: string) => `Limits of ${whose}`,
   save: "Save",
