@@ -153,14 +153,26 @@ async def test_a_name_with_other_files_has_no_prefix_of_the_first(engine: Engine
     assert await tokens(engine, "a0") == await tokens(engine, "a2")
 
 
-async def test_no_more_than_the_limit_are_loaded(random_model: Path, adapters: dict[str, str]) -> None:
-    with pytest.raises(InvalidParameter, match="up to 2"):
-        config(random_model, adapters, max_adapters=2)
-    async with await Engine.start(config(random_model, adapters, max_adapters=3)) as engine:
-        with pytest.raises(InvalidParameter, match="max_adapters is 3; unload one"):
-            await engine.load_adapter("more", adapters["a0"])
-        await engine.unload_adapter("a0")
-        await engine.load_adapter("more", adapters["a0"])
+async def test_more_are_known_than_are_resident(random_model: Path, tmp_path: Path) -> None:
+    made = _written(random_model, tmp_path, 5)
+    async with await Engine.start(config(random_model, made, max_adapters=5, deterministic=True)) as engine:
+        alone = [await tokens(engine, name) for name in made]
+    few = config(random_model, made, max_adapters=2, max_host_adapters=1, pinned_adapters=("a3",), deterministic=True)
+    async with await Engine.start(few) as engine:
+        assert await asyncio.gather(*(tokens(engine, name) for name in made)) == alone
+        found = {each.name: each for each in (await engine.stats()).adapters}
+        assert sum(each.resident for each in found.values()) == 2
+        assert found["a3"].resident and not found["a3"].evictions
+        assert sum(each.evictions for each in found.values()) >= 3
+        await engine.load_adapter("more", made["a0"])
+        assert await tokens(engine, "more") == alone[0]
+
+
+def test_pinned_ones_leave_a_slot_for_the_others(random_model: Path, adapters: dict[str, str]) -> None:
+    with pytest.raises(InvalidParameter, match="pinned_adapters is a0, a1; accepted: names of adapters, fewer"):
+        config(random_model, adapters, max_adapters=2, pinned_adapters=("a0", "a1"))
+    with pytest.raises(InvalidParameter, match="pinned_adapters is b"):
+        config(random_model, adapters, pinned_adapters=("b",))
 
 
 async def test_one_that_cannot_be_loaded_ends_the_start(random_model: Path, tmp_path: Path) -> None:
@@ -296,7 +308,7 @@ async def test_32_adapters_in_one_batch_are_each_alone_to_the_bit(
 async def test_others_go_on_while_one_is_read(random_model: Path, adapters: dict[str, str]) -> None:
     """A load that hangs holds up no step."""
     async with await Engine.start(config(random_model, adapters)) as engine:
-        model = engine._core._adapters._model
+        model = engine._core._adapters.cache._model
         assert model is not None
         read, go = model.read_adapter, asyncio.Event()
         loop = asyncio.get_running_loop()

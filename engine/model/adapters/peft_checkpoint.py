@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,6 +107,10 @@ class Adapter:
     def nbytes(self) -> int:
         """Returns the bytes of its matrices in float32."""
         return sum(each.a.nbytes + each.b.nbytes for each in self.updates.values())
+
+    def bare(self) -> Adapter:
+        """Returns it without its matrices."""
+        return replace(self, updates={})
 
 
 def projections(spec: ModelSpec, names: WeightNames) -> dict[str, TargetRows]:

@@ -187,7 +187,8 @@ def test_nobody_loads_where_that_is_off_and_operators_alone_where_it_is_on(
         ({"lora": {"default": "x"}}, "the first model"),
         ({"lora": {"auto": "x"}}, "the router"),
         ({"lora": {"a": ""}}, "accepted: a name and a directory"),
-        ({"lora": {"a": "x", "b": "y"}, "max_loras": 1}, "max_loras is 1"),
+        ({"lora": {"a": "x", "b": "y"}, "max_loras": 1, "pinned_loras": ("a",)}, "max_loras is 1"),
+        ({"lora": {"a": "x"}, "pinned_loras": ("b",)}, "pinned_loras is b"),
         ({"allow_runtime_lora": True, "api_workers": 2, "engine": "process"}, "one process's"),
     ],
 )
