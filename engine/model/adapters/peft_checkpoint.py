@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -113,7 +114,8 @@ class Adapter:
         return replace(self, updates={})
 
 
-def projections(spec: ModelSpec, names: WeightNames) -> dict[str, TargetRows]:
+@lru_cache(maxsize=8)
+def projections(spec: ModelSpec, names: WeightNames) -> Mapping[str, TargetRows]:
     """Returns the projections that adapters may change, by their names from "layers." on: those of attention, short
     convolutions and MLPs. Of latent attention that is the output alone; experts and recurrences have none."""
     found: dict[str, TargetRows] = {}
