@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +21,7 @@ from engine.config import Fallback, LoopName
 from engine.errors import BadSnapshot, SequenceClosed
 from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
-from engine.model.adapters.peft_checkpoint import WEIGHTS
+from engine.model.adapters.peft_checkpoint import CONFIG, WEIGHTS
 from engine.model.memory import needs_of
 from engine.structured_output.spec import Regex
 from tests.engine.ipc.test_joined_engine import Places
@@ -330,3 +331,25 @@ def test_their_memory_is_counted(random_model: Path, adapters: dict[str, str]) -
     base, some = (needs_of(config(random_model, each)).weights for each in ({}, {"a1": adapters["a1"]}))
     elements = sum(each.numel() for each in load_file(Path(adapters["a1"]) / WEIGHTS).values())
     assert some - base == elements * 8  # as read, and as run, both in float32
+
+
+async def test_thousands_are_known(random_model: Path, tmp_path: Path) -> None:
+    """Each has files of its own, and any of them answers as itself."""
+    first = write_adapter(tmp_path / "first", random_model, rank=1, targets=("v_proj",), spread=1.0)
+    fields = json.loads((first / CONFIG).read_text())
+    made: dict[str, str] = {}
+    for at in range(2000):
+        path = tmp_path / str(at)
+        path.mkdir()
+        os.link(first / WEIGHTS, path / WEIGHTS)
+        (path / CONFIG).write_text(json.dumps({**fields, "lora_alpha": 1 + at}))
+        made[f"a{at}"] = str(path)
+    async with await Engine.start(config(random_model, made, max_adapters=4)) as engine:
+        assert len(engine.adapters) == len(set(engine.adapters.values())) == 2000
+        some = ["a0", "a999", "a1999", "a5", "a70", "a1200"]
+        together = await asyncio.gather(*(tokens(engine, name) for name in some))
+        assert len({tuple(each) for each in together}) >= 3
+        assert [await tokens(engine, name) for name in some] == together
+        assert sum(each.resident for each in (await engine.stats()).adapters) == 4
+        with pytest.raises(InvalidParameter, match=r"accepted: a0, a1, a10, .* and 1980 more"):
+            await engine.open(PROMPT, adapter="none")

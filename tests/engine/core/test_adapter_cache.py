@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LoopName
 from engine.core import messages as m
 from engine.core.adapter_cache import ADAPTER_WAIT_S, AdapterCache
 from engine.core.adapters import CoreAdapters
@@ -92,7 +92,7 @@ class Bench:
         self.now, self.model, self.posted = 0.0, _Model(), SimpleQueue[m.Command]()
         config = EngineConfig("fake", block_size=4, **{"max_running": 2, "max_batch_tokens": 32, **options})
         pool = BlockPool(64)
-        runner = _Runner(pool, 4)
+        runner = _Runner(pool, 4, queues=config.loop == "auto")
         cache = AdapterCache(self.model, slots, host, clock=lambda: self.now)
         self.adapters = CoreAdapters(cache, pinned)
         self.adapters.load_all({str(at): str(at) for at in range(known)})
@@ -134,7 +134,7 @@ class Bench:
                 self.core.handle(m.Close(reply.request))
 
     def drain(self, limit: int = 2000) -> None:
-        while len(self.ended) < len(self.began):
+        while len(self.ended) < len(self.began) or self.core.has_work:
             self.step()
             assert self.step_at < limit, "a request never ends"
 
@@ -149,11 +149,12 @@ class Bench:
     asked=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=25),
     host=st.integers(1, 4),
     pinned=st.booleans(),
+    loop=st.sampled_from(get_args(LoopName)),
 )
 def test_any_order_of_requests_is_answered_each_by_its_own(
-    slots: int, asked: list[tuple[int, int, int]], host: int, pinned: bool
+    slots: int, asked: list[tuple[int, int, int]], host: int, pinned: bool, loop: LoopName
 ) -> None:
-    bench = Bench(6, slots, host=host, pinned=("0",) if pinned and slots > 1 else ())
+    bench = Bench(6, slots, host=host, pinned=("0",) if pinned and slots > 1 else (), loop=loop)
     try:
         for adapter, steps, tokens in asked:
             bench.ask(None if adapter == 6 else adapter, tokens)
@@ -255,6 +256,39 @@ def test_a_queued_request_has_its_adapter_before_its_turn() -> None:
         assert "2" in bench.model.resident.values()  # while the first runs on
         assert not bench.ended
         bench.drain()
+    finally:
+        bench.close()
+
+
+def test_a_prefix_is_warmed_once_its_adapter_is_resident() -> None:
+    bench = Bench(2, 1)
+    try:
+        bench.core.handle(m.Warm((1, 2, 1, 2), "", 0, "1"))
+        bench.now += 1.0
+        while not bench.core.stats().warmed_tokens:
+            bench.step()
+            assert bench.step_at < 50
+        assert set(bench.model.resident.values()) == {"1"}
+    finally:
+        bench.close()
+
+
+def test_one_that_is_unloaded_while_it_comes_in_leaves_its_slot() -> None:
+    bench = Bench(2, 1)
+    try:
+        bench.adapters.cache._host.clear()
+        bench.model.gate.clear()
+        lost = bench.ask(1)
+        bench.step(loads=False)
+        bench.core.handle(m.UnloadAdapter(99, "1"))
+        bench.core.handle(m.Close(lost))
+        bench.model.gate.set()
+        bench.step()
+        bench.step()
+        assert bench.model.resident == {}
+        bench.ask(0)
+        bench.drain()
+        assert set(bench.model.resident.values()) == {"0"}
     finally:
         bench.close()
 
