@@ -17,8 +17,10 @@ import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -151,11 +153,31 @@ class Principal:
     key_id: str | None = None
     session_ends_at: float | None = None
     scopes: frozenset[str] | None = None  # that the key is for; None: all
+    models: frozenset[str] | None = None  # names of those that the key is for; None: all
     quota: Quota = NO_QUOTA
     used: Used = NOTHING_USED
 
     def may(self, scope: str | None) -> bool:
         return scope is None or self.scopes is None or scope in self.scopes
+
+
+_MODELS: ContextVar[frozenset[str] | None] = ContextVar("models", default=None)
+
+
+@contextmanager
+def limited_to(models: frozenset[str] | None) -> Iterator[None]:
+    """Lets all that is done within ask for these models alone; None: for all."""
+    token = _MODELS.set(models)
+    try:
+        yield
+    finally:
+        _MODELS.reset(token)
+
+
+def may_ask(model: str) -> bool:
+    """Returns whether the request that is answered may ask for a model, by its own name: `default` has another."""
+    models = _MODELS.get()
+    return models is None or model in models
 
 
 LOCAL = Principal(LOCAL_USER, LOCAL_USER, "operator")  # everybody, where nobody is asked
@@ -267,7 +289,9 @@ class RequireUser:
             except ApiError as refusal:
                 await note(scope, refusal).response()(scope, receive, send)
                 return
-            scope = {**scope, WHO: who}
+            with limited_to(who.models):
+                await self.app({**scope, WHO: who}, receive, send)
+            return
         await self.app(scope, receive, send)
 
 
@@ -309,6 +333,7 @@ def _recognised(text: str) -> str:
 
 def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Principal:
     scopes = None if key.scopes is None else frozenset(key.scopes)
+    models = None if key.models is None else frozenset(key.models)
     return Principal(
-        account.id, account.name, account.role, key.id, session_ends_at, scopes, key.quota.over(account.quota)
+        account.id, account.name, account.role, key.id, session_ends_at, scopes, models, key.quota.over(account.quota)
     )

@@ -86,7 +86,7 @@ class Serving:
             ApiError: there is no model of the name that is to write summaries.
         """
         policy, name = self.settings.thinking_text, self.settings.summary_model
-        served = self.models.default if name is None else self.models.get(name)
+        served = (None if name is None else self.models.own(name)) or self.models.default
         return ThinkingSummary(policy, Summariser(served, user) if policy == "summarised" else None)
 
 

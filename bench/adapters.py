@@ -2,6 +2,10 @@
 
 The two take turns in one engine, so that their ratio is the cost of adapters: of one for all streams, and of one for
 each. Prompts are read before the clock starts. Prints JSON.
+
+With `--adapters N` so many are known and `--resident` of them resident, and requests ask for them by Zipf's law:
+tokens/s beside the same requests without any, and beside an estimate of a server that has one merged model at a time;
+and the gaps between tokens of other streams while adapters are loaded, beside the same requests without adapters.
 """
 
 from __future__ import annotations
@@ -9,10 +13,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +69,111 @@ async def measured(model: str, path: Path, rank: int, targets: Sequence[str], ro
     return {**numerics, "rank": rank, "tokens_per_s": {k: round(v, 1) for k, v in medians.items()}, "ratio": ratios}
 
 
+async def answered(engine: Engine, names: Sequence[str | None]) -> float:
+    """Returns the tokens/s of requests with these adapters, `STREAMS` of them open at a time."""
+    gate = asyncio.Semaphore(STREAMS)
+
+    async def one(at: int, name: str | None) -> None:
+        prompt = [3 + (at * 31 + i) % 300 for i in range(PROMPT)]
+        async with gate, await engine.open(prompt, adapter=name, tenant="bench") as seq:
+            await seq.generate_all(Span(GREEDY, max_tokens=TOKENS, ignore_eos=True))
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(at, name) for at, name in enumerate(names)))
+    return len(names) * TOKENS / (time.perf_counter() - began)
+
+
+async def gaps_ms(engine: Engine, beside: Callable[[], Awaitable[None]]) -> list[float]:
+    """Returns the milliseconds between the tokens of four streams, from when `beside` begins until it ends."""
+    gaps: list[float] = []
+    over = asyncio.Event()
+
+    async def stream(at: int) -> None:
+        while not over.is_set():
+            async with await engine.open([3 + at, 5, 7], tenant="bench") as seq:
+                with seq.generate(Span(GREEDY, max_tokens=500, ignore_eos=True)) as pieces:
+                    last = None
+                    async for _ in pieces:
+                        now = time.perf_counter()
+                        if last is not None:
+                            gaps.append(1e3 * (now - last))
+                        last = now
+                        if over.is_set():
+                            break
+
+    streams = [asyncio.create_task(stream(at)) for at in range(4)]
+    await asyncio.sleep(0.2)
+    gaps.clear()
+    await beside()
+    over.set()
+    await asyncio.gather(*streams)
+    return sorted(gaps)
+
+
+async def by_zipf(model: str, path: Path, options: argparse.Namespace) -> Json:
+    """Returns the measures of many known adapters."""
+    count, resident, loads = options.adapters, options.resident, min(100, options.adapters)
+    names = [f"a{at}" for at in range(count)]
+    paths = [str(write_adapter(path / name, Path(model), rank=options.rank, seed=at, targets=ATTENTION, spread=0.02))
+             for at, name in enumerate(names)]  # fmt: skip
+    known = tuple(zip(names, paths, strict=True))
+    config = EngineConfig(model, adapters=known, max_adapters=resident, max_host_adapters=count, prefix_cache=False)
+    weights = [1 / (at + 1) ** options.zipf for at in range(count)]
+    asked = random.Random(1).choices(names, weights, k=options.requests)
+    began = time.perf_counter()
+    async with await Engine.start(config) as engine:
+        started_s = time.perf_counter() - began
+        await answered(engine, [None] * STREAMS)
+        speeds: dict[str, list[float]] = {"base": [], "zipf": []}
+        for _ in range(options.rounds):
+            speeds["base"].append(await answered(engine, [None] * len(asked)))
+            speeds["zipf"].append(await answered(engine, asked))
+        before = {each.name: each for each in (await engine.stats()).adapters}
+
+        async def requests(prefix: str | None) -> None:
+            for at in range(loads):
+                name = None if prefix is None else f"{prefix}{at}"
+                if name is not None:
+                    await engine.load_adapter(name, paths[at])
+                async with await engine.open([9, 8, 7], adapter=name, tenant="bench") as seq:
+                    await seq.generate_all(Span(GREEDY, max_tokens=1, ignore_eos=True))
+
+        without = await gaps_ms(engine, lambda: requests(None))
+        beside = await gaps_ms(engine, lambda: requests("late"))
+    began = time.perf_counter()
+    async with await Engine.start(EngineConfig(model)):
+        swap_s = time.perf_counter() - began
+    base, zipf = (statistics.median(speeds[of]) for of in ("base", "zipf"))
+    swaps = sum(a != b for a, b in pairwise(asked))
+    swapping = len(asked) * TOKENS / (len(asked) * TOKENS / base + swaps * swap_s)
+    p99 = [each[int(0.99 * (len(each) - 1))] if each else 0.0 for each in (without, beside)]
+    return {
+        "known": count, "resident": resident, "requests": len(asked), "start_s": round(started_s, 2),
+        "tokens_per_s": {"base": round(base, 1), "zipf": round(zipf, 1), "swapping": round(swapping, 1)},
+        "ratio": round(zipf / base, 3), "swap_s": round(swap_s, 2), "swaps": swaps,
+        "loads": sum(each.loads for each in before.values()),
+        "evictions": sum(each.evictions for each in before.values()),
+        "gap_ms": {"p99 without": round(p99[0], 2), f"p99 of {loads} loads": round(p99[1], 2)},
+        "gap_ratio": round(p99[1] / p99[0], 3) if p99[0] else None,
+    }  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.adapters")
     parser.add_argument("model", nargs="?", default="models/pebble")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--adapters", type=int, help="that are known; 100 of them are loaded beside other streams")
+    parser.add_argument("--resident", type=int, default=16)
+    parser.add_argument("--zipf", type=float, default=1.0, help="the exponent of the law that requests ask by")
+    parser.add_argument("--requests", type=int, default=200)
     options = parser.parse_args(argv)
     made: Json = {"hardware": hardware.describe(), "model": options.model, "streams": STREAMS}
+    if options.adapters is not None:
+        with tempfile.TemporaryDirectory() as path:
+            made["zipf"] = asyncio.run(by_zipf(options.model, Path(path), options))
+        print(json.dumps(made, indent=1))
+        return
     for name, targets in (("attention", ATTENTION), ("all", ALL)):
         with tempfile.TemporaryDirectory() as path:
             made[name] = asyncio.run(measured(options.model, Path(path), options.rank, targets, options.rounds))

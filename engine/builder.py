@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from engine.config import DETERMINISTIC_STEP_TOKENS, GPU_STEP_TOKENS, EngineConfig, KvDType
+from engine.core.adapter_cache import AdapterCache
 from engine.core.adapters import CoreAdapters
 from engine.core.engine_core import EngineCore
 from engine.core.gpu_sampler import warm_up
@@ -111,7 +112,8 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         quantization=config.quantization,
         deterministic=config.deterministic,
     )
-    adapters = CoreAdapters(decoder, config.max_adapters, config.model)
+    cache = AdapterCache(decoder, config.max_adapters, config.max_host_adapters, config.model, config.ageing_s)
+    adapters = CoreAdapters(cache, config.pinned_adapters)
     adapters.load_all(dict(config.adapters))
     mtp_layer = _mtp_layer(config, decoder, path, device)
     if decoder.on_gpu and config.max_batch_tokens is None:

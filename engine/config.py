@@ -69,7 +69,9 @@ class EngineConfig:
     speculation_tokens: int = 16  # the most tokens of a draft
     draft_model: str | None = None  # a small model of the same vocabulary, or Medusa heads of this one, as `model`
     adapters: tuple[tuple[str, str], ...] = ()  # names and directories, or hub names, of LoRA adapters
-    max_adapters: int = 16  # that are loaded at once
+    max_adapters: int = 16  # that are resident at once, so that steps can use them; others come in when asked for
+    max_host_adapters: int | None = None  # kept in memory as they were read; None: as many; others are read again
+    pinned_adapters: tuple[str, ...] = ()  # names of those that stay resident
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -85,6 +87,7 @@ class EngineConfig:
             "state_bytes",
             "max_batch_tokens",
             "reserve_tokens",
+            "max_host_adapters",
             "threads",
         ):
             value = getattr(self, name)
@@ -96,10 +99,13 @@ class EngineConfig:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         self._check_tiers()
         names = [name for name, _ in self.adapters]
-        if not all(names) or len(set(names)) < len(names) or len(names) > self.max_adapters:
-            accepted = f"up to {self.max_adapters}, each with a name of its own"
-            message = f"adapters are called {', '.join(map(repr, names))}; accepted: {accepted}."
+        if not all(names) or len(set(names)) < len(names):
+            message = f"adapters are called {', '.join(map(repr, names))}; accepted: each with a name of its own."
             raise InvalidParameter("adapters", message)
+        pinned = set(self.pinned_adapters)
+        if not pinned <= set(names) or len(pinned) > self.max_adapters - (len(names) > len(pinned)):
+            message = f"pinned_adapters is {', '.join(self.pinned_adapters)}; accepted: names of adapters, fewer than "
+            raise InvalidParameter("pinned_adapters", f"{message}max_adapters, {self.max_adapters}, or all of them.")
         if self.encoder_cache_bytes < 0:
             message = f"encoder_cache_bytes is {self.encoder_cache_bytes}; accepted: 0 or more bytes."
             raise InvalidParameter("encoder_cache_bytes", message)

@@ -28,6 +28,7 @@ from engine.errors import (
     EngineStopped,
     InvalidParameter,
     QueueFull,
+    unknown_adapter,
 )
 from engine.handle import Sequence
 from engine.ipc.link import Link, Listener, PendingRequest, State
@@ -282,8 +283,8 @@ class Engine:
         """Loads a LoRA adapter that PEFT saved, from a directory or a hub name, as `name`. Other sequences go on.
 
         Raises:
-            InvalidParameter: the name is taken, `max_adapters` are loaded, or the files are no adapter of this model;
-                the message says why, and what would be accepted.
+            InvalidParameter: the name is taken, all of `max_adapters` are pinned, or the files are no adapter of this
+                model; the message says why, and what would be accepted.
         """
         if not name:
             raise InvalidParameter("name", "name is empty; accepted: a name of its own.")
@@ -406,8 +407,7 @@ class Engine:
 
     def check_adapter(self, adapter: str | None) -> None:
         if adapter is not None and adapter not in self.adapters:
-            known = ", ".join(self.adapters) or "none is loaded"
-            raise InvalidParameter("adapter", f"adapter is {adapter!r:.200}, which is not loaded; accepted: {known}.")
+            raise InvalidParameter("adapter", unknown_adapter(adapter, self.adapters))
 
     def check_tokens(self, tokens: Iterable[int]) -> None:
         for token in tokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class EngineError(Exception):
@@ -116,3 +116,13 @@ class ChatTemplateError(EngineError, ValueError):
     """The model has no chat template, or its template refused the messages; the message says which."""
 
     code = "chat_template_error"
+
+
+_LISTED = 20  # names in an error
+
+
+def unknown_adapter(name: str, known: Collection[str]) -> str:
+    """Returns the error that a name is none of those known, of which it lists the first."""
+    accepted = ", ".join(sorted(known)[:_LISTED]) or "none is loaded"
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"adapter is {name!r:.200}, which is not loaded; accepted: {accepted}{more}."

@@ -122,6 +122,21 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterStats:
+    """An adapter that is loaded. Counts are since it was."""
+
+    name: str
+    sequences: int = 0  # open ones
+    opened: int = 0  # sequences, forks included
+    resident: bool = False  # ready for steps
+    loading: bool = False  # on its way there
+    loads: int = 0  # times that it became resident
+    evictions: int = 0  # times that another took its slot
+    prompt_tokens: int = 0  # prefilled, cache hits excluded
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """A snapshot of the engine, by its own counters. Tokens and hits count since start.
 
@@ -133,7 +148,7 @@ class Stats:
     waiting: int = 0
     running: int = 0
     sequences: int = 0  # open handles, idle ones included
-    adapters: tuple[tuple[str, int], ...] = ()  # the names of those loaded, and the open sequences of each
+    adapters: tuple[AdapterStats, ...] = ()
     blocks_total: int = 0
     blocks_used: int = 0  # referenced by some sequence
     blocks_cached: int = 0  # without references, but findable by prefix

@@ -18,6 +18,7 @@ from app.answering.model_cascade import ModelCascade, Plan, allowed_models, gate
 from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
+from app.auth import may_ask
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting, Settings
 from app.errors import ApiError
 from engine import Engine, EngineConfig
@@ -48,8 +49,8 @@ class ModelRegistry:
         Raises:
             BadSetting: two have one name.
         """
-        self.auto = auto
-        self.remotes = {each.name: each for each in remotes}
+        self._auto = auto
+        self._remotes = {each.name: each for each in remotes}
         self._served = tuple(served)
         self._by_name: dict[str, ServedModel] = {}
         seeing = [each.name for each in served if each.sees]
@@ -152,7 +153,9 @@ class ModelRegistry:
 
     async def stop(self) -> None:
         """Stops every engine, and closes the connections to remote models. Idempotent."""
-        await asyncio.gather(*(each.stop() for each in self._served), *(each.close() for each in self.remotes.values()))
+        await asyncio.gather(
+            *(each.stop() for each in self._served), *(each.close() for each in self._remotes.values())
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -176,13 +179,24 @@ class ModelRegistry:
     def names(self) -> tuple[str, ...]:
         """Names that clients may ask for, paths left out: each model's own name, `default`, and `auto` where it is."""
         auto = () if self.auto is None else (AUTO_NAME,)
-        served = (*(each.name for each in self._served), DEFAULT_NAME)
-        return tuple(dict.fromkeys((*served, *self._adapters, *self.remotes, *auto)))
+        served = [each.name for each in self._served if may_ask(each.name)]
+        default = (DEFAULT_NAME,) if may_ask(self.default.name) else ()
+        return tuple(dict.fromkeys((*served, *default, *self.adapters, *self.remotes, *auto)))
+
+    @property
+    def auto(self) -> ModelCascade | None:
+        """Returns the router; None where there is none, or the request may not ask it."""
+        return self._auto if may_ask(AUTO_NAME) else None
+
+    @property
+    def remotes(self) -> Mapping[str, RemoteModel]:
+        """Returns the remote models that the request may ask, by name."""
+        return {name: each for name, each in self._remotes.items() if may_ask(name)}
 
     @property
     def adapters(self) -> Mapping[str, ServedModel]:
-        """Returns the first model with each of its adapters, by name."""
-        return self._adapters
+        """Returns the first model with each of its adapters that the request may ask for, by name."""
+        return {name: each for name, each in self._adapters.items() if may_ask(name)}
 
     async def load_adapter(self, name: str, root: str) -> None:
         """Loads an adapter of the first model from a directory or a hub name; it is served once it is loaded.
@@ -214,7 +228,12 @@ class ModelRegistry:
         self._adapters[name] = self.default.with_adapter(name, root)
 
     def _check_free(self, name: str) -> None:
-        if name in self._by_name or name in self.remotes or name in (AUTO_NAME, DEFAULT_NAME) or name in self._adapters:
+        if (
+            name in self._by_name
+            or name in self._remotes
+            or name in (AUTO_NAME, DEFAULT_NAME)
+            or name in self._adapters
+        ):
             raise BadSetting(f"The adapter is called {name!r}, which is another model's name; accepted: another name.")
 
     async def plans(
@@ -232,15 +251,20 @@ class ModelRegistry:
         """
         if (remote := self.remotes.get(name)) is not None:
             return [await make_remote(remote)], None
-        if name != AUTO_NAME or self.auto is None:
+        auto = self.auto
+        if name != AUTO_NAME or auto is None:
             served = self.get(name)
             enter(served)
             return [await make(served)], None
-        enter(*self.auto.steps)
-        plans = await self.auto.plans(make)
+        enter(*auto.steps)
+        plans = await auto.plans(make)
         for plan in plans:
             plan.check_routed()
-        return await self.auto.with_remote(allowed_models(plans), make_remote)
+        return await auto.with_remote(allowed_models(plans), make_remote)
+
+    def own(self, name: str) -> ServedModel | None:
+        """Returns an engine's model, whether or not the request may ask for it; None where there is none."""
+        return self._by_name.get(name) or self._adapters.get(name)
 
     def get(self, name: str) -> ServedModel:
         """
@@ -248,7 +272,8 @@ class ModelRegistry:
             ApiError: 404 `model_not_found`. So is `auto`, which is no model: a caller that supports it checks for
                 `auto` before. 400 `remote_model`: it is on another server, and this needs an engine.
         """
-        if (found := self._by_name.get(name) or self._adapters.get(name)) is not None:
+        found = self.own(name)
+        if found is not None and may_ask(found.name):
             return found
         local = [each for each in self.names if each != AUTO_NAME and each not in self.remotes]
         if name in self.remotes:
@@ -258,7 +283,8 @@ class ModelRegistry:
             named = _listed(local)
             message = f"The model 'auto' chooses among models, and one must be named here; accepted: {named}."
         else:
-            message = f"The model {name!r:.200} is not served here; accepted: {_listed(self.names)}."
+            accepted = _listed(self.names or ("none",))
+            message = f"The model {name!r:.200} is not served here; accepted: {accepted}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
 

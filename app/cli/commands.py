@@ -28,6 +28,14 @@ Quotas = Annotated[
     ),
 ]  # fmt: skip
 
+Models = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", help="The models and adapters that it is for, comma-separated, by their own names; all: every "
+        "one.", show_default=False,
+    ),
+]  # fmt: skip
+
 keys = typer.Typer(name="keys", help="API keys, which a server with --auth keys asks for: make, list, revoke.")
 
 
@@ -43,6 +51,7 @@ def keys_create(
     name: Annotated[str, typer.Option(metavar="TEXT", help="What it is for, such as laptop.", show_default=False)] = "",
     scope: Scopes = None,
     quota: Quotas = None,
+    models: Models = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as POST /api/operator/keys answers.")] = False,
     data_dir: DataDir = None,
     config: Config = None,
@@ -51,7 +60,7 @@ def keys_create(
     settings = settings_of(config, data_dir=data_dir)
     from app.cli import keys as work
 
-    or_explain(work.create, user, role, expires, name, scope, quota, as_json, settings)
+    or_explain(work.create, user, role, expires, name, scope, quota, models, as_json, settings)
 
 
 @keys.command("list")
@@ -85,6 +94,7 @@ def keys_change(
     id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, or how it begins, as `keys list` has them.")],
     scope: Scopes = None,
     quota: Quotas = None,
+    models: Models = None,
     data_dir: DataDir = None,
     config: Config = None,
 ) -> None:
@@ -92,7 +102,7 @@ def keys_change(
     settings = settings_of(config, data_dir=data_dir)
     from app.cli import keys as work
 
-    or_explain(work.change, id, scope, quota, settings)
+    or_explain(work.change, id, scope, quota, models, settings)
 
 
 @keys.command("disable")

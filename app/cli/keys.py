@@ -25,6 +25,7 @@ from app.db.sqlite import NotThere
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NAME_CHARACTERS = 100
+_MODELS_CHARACTERS = 10_000
 _RANGES = {"priority": (-MAX_PRIORITY, MAX_PRIORITY), "deadline_s": (1, MAX_DEADLINE_S)}
 
 
@@ -35,6 +36,7 @@ def create(
     name: str,
     scopes: Sequence[str] | None,
     quotas: Sequence[str] | None,
+    models: str | None,
     as_json: bool,
     settings: Settings,
 ) -> None:
@@ -48,7 +50,7 @@ def create(
     if len(name) > _NAME_CHARACTERS or not name.isprintable():
         raise BadSetting(f"--name is {name!r:.120}; accepted: a line of at most {_NAME_CHARACTERS} characters.")
     expires_s = None if expires is None else _seconds(expires)
-    wanted = None if role is None else _role(role)
+    wanted, named = None if role is None else _role(role), _models(models)
     with _opened(settings) as accounts:
         try:
             account = accounts.ensure_user(user, wanted)
@@ -56,7 +58,7 @@ def create(
             raise BadSetting(
                 f"{differs} Leave --role out; an operator changes roles on the page, or with PATCH /api/operator/users."
             ) from None
-        key, text = accounts.create_key(user, name, expires_s, _scopes(scopes), _quota(Quota(), quotas))
+        key, text = accounts.create_key(user, name, expires_s, _scopes(scopes), _quota(Quota(), quotas), named)
     if as_json:
         print(json.dumps({"key": text, **key.told(), "role": account.role}, indent=2))
         return
@@ -84,14 +86,17 @@ def list_keys(as_json: bool, settings: Settings) -> None:
     Console(width=None if sys.stdout.isatty() else 240, markup=False).print(table)
 
 
-def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, settings: Settings) -> None:
-    """Change a key's scopes and quotas; those not given stay.
+def change(
+    id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, models: str | None, settings: Settings
+) -> None:
+    """Change a key's scopes, quotas and models; those not given stay.
 
     Raises:
         BadSetting: something of it is not accepted, or there is no such key.
     """
-    if not scopes and not quotas:
-        raise BadSetting("There is nothing to change; accepted: --scope, --quota, or both.")
+    if not scopes and not quotas and models is None:
+        raise BadSetting("There is nothing to change; accepted: --scope, --quota, --models, or some of them.")
+    named = _models(models)
     with _opened(settings) as accounts:
         found = _named(accounts.keys_of(), id)
         try:
@@ -100,6 +105,8 @@ def change(id: str, scopes: Sequence[str] | None, quotas: Sequence[str] | None, 
             raise _no_key(id) from None
         kept = key.scopes if not scopes else _scopes(scopes)
         changed = accounts.change_key(key.id, name=key.name, scopes=kept, quota=_quota(key.quota, quotas))
+        if models is not None:
+            changed = accounts.limit_key(key.id, named)
     print(f"{changed.prefix}… of {changed.user} is for {_limits(changed)}.")
 
 
@@ -151,6 +158,18 @@ def _scopes(given: Sequence[str] | None) -> list[str] | None:
     return [each for each in SCOPES if each in given]
 
 
+def _models(given: str | None) -> list[str] | None:
+    if given is None or given == "all":
+        return None
+    names = [each.strip() for each in given.split(",")]
+    if not all(names) or len(given) > _MODELS_CHARACTERS:
+        raise BadSetting(
+            f"--models is {given!r:.120}; accepted: names of models, comma-separated, of at most {_MODELS_CHARACTERS} "
+            "characters, or all."
+        )
+    return list(dict.fromkeys(names))
+
+
 def _quota(quota: Quota, given: Sequence[str] | None) -> Quota:
     for each in given or ():
         name, _, value = each.partition("=")
@@ -167,7 +186,8 @@ def _quota(quota: Quota, given: Sequence[str] | None) -> Quota:
 
 def _limits(key: ApiKey) -> str:
     limits = [f"{name}={value}" for name, value in asdict(key.quota).items() if value is not None]
-    return ", ".join(["everything" if key.scopes is None else " ".join(key.scopes), *limits])
+    models = [] if key.models is None else [f"the models {' '.join(key.models)}"]
+    return ", ".join(["everything" if key.scopes is None else " ".join(key.scopes), *models, *limits])
 
 
 def _seconds(text: str) -> float:

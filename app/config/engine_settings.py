@@ -257,9 +257,8 @@ class EngineSettings(BaseModel):
                 'accepted: another model, or quantization "int8" or "int4".'
             )
         kv_dir = None if config.kv_dir is None else f"{config.kv_dir}-fallback"  # the same tokens have other K/V
-        other = replace(
-            config, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir, draft_model=None, adapters=()
-        )
+        bare = replace(config, draft_model=None, adapters=(), pinned_adapters=())
+        other = replace(bare, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir)
         return Fallback(other, self.fallback_confidence)
 
     def config_of(self, model: str, data_dir: Path, draft_model: str | None) -> EngineConfig:

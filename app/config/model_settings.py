@@ -45,7 +45,26 @@ class ModelSettings(BaseModel):
         accepts="NAME=DIR or NAME=HUB-NAME, or a table of them: adapters by the names that clients ask for",
         flag="--lora",
     )
-    max_loras: int = setting(16, "LoRA adapters that are loaded at once", accepts="adapters, 1 or more", ge=1)
+    max_loras: int = setting(
+        16,
+        "LoRA adapters that are resident for steps at once",
+        more="any number is known, and [comes in when it is asked for](adapters.md#more-than-are-resident)",
+        accepts="adapters, 1 or more",
+        ge=1,
+    )
+    max_cpu_loras: int | None = setting(
+        None,
+        "LoRA adapters that are kept in memory as they were read",
+        more="others are read from their files again",
+        accepts="adapters, 1 or more",
+        unset="max_loras",
+        ge=1,
+    )
+    pinned_loras: CommaSeparated = setting(
+        (),
+        "names in `lora` that stay resident, comma-separated",
+        accepts="names in lora, comma-separated, fewer than max_loras or all of them",
+    )
     allow_runtime_lora: bool = setting(
         False,
         "lets operators load and unload LoRA adapters of files that the server can read",
@@ -136,9 +155,11 @@ class ModelSettings(BaseModel):
             if name in taken:
                 raise BadSetting(f"lora has {name!r}, which is {taken[name]}; accepted: another name.")
             taken[name] = "one of lora"
-        if len(self.lora) > self.max_loras:
+        pinned = set(self.pinned_loras)
+        if not pinned <= self.lora.keys() or len(pinned) > self.max_loras - (len(self.lora) > len(pinned)):
             raise BadSetting(
-                f"lora has {len(self.lora)} adapters, and max_loras is {self.max_loras}; accepted: so many."
+                f"pinned_loras is {', '.join(self.pinned_loras)}, and max_loras is {self.max_loras}; accepted: names "
+                "in lora, fewer than max_loras or all of them."
             )
         for remote in self.remote:
             if remote.name in taken:

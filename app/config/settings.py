@@ -74,7 +74,7 @@ class Settings(
         unset="the user's data directory",
     )
 
-    @field_validator("cors_origins", "allowed_hosts", "router", "skills", mode="before")
+    @field_validator("cors_origins", "allowed_hosts", "router", "pinned_loras", "skills", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -133,7 +133,13 @@ class Settings(
         draft_model = self.draft_model if first else None  # of another vocabulary, mostly
         config = self.config_of(model or self.model, self.resolved_data_dir, draft_model)
         adapters = tuple(self.lora.items()) if first else ()
-        return replace(config, adapters=adapters, max_adapters=self.max_loras)
+        return replace(
+            config,
+            adapters=adapters,
+            max_adapters=self.max_loras,
+            max_host_adapters=self.max_cpu_loras,
+            pinned_adapters=tuple(dict.fromkeys(self.pinned_loras)) if first else (),
+        )
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:

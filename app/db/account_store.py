@@ -6,6 +6,7 @@ what a role may do.
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
 import threading
@@ -185,6 +186,7 @@ class Accounts:
         expires_s: float | None = None,
         scopes: Sequence[str] | None = None,
         quota: Quota = NO_QUOTA,
+        models: Sequence[str] | None = None,
     ) -> tuple[ApiKey, str]:
         """A new key, and its text, which cannot be had again.
 
@@ -195,13 +197,26 @@ class Accounts:
         key = ApiKey(
             new_id("key"), user, name, text[:_SHOWN_CHARACTERS], now, None if expires_s is None else now + expires_s,
             None, None, None if scopes is None else tuple(scopes), quota,
+            models=None if models is None else tuple(models),
         )  # fmt: skip
         with self._writing():
             key = replace(key, disabled=self._user(user).disabled_at is not None)
             given = {**asdict(key), "hash": hashed(text), "scopes": _joined(scopes), "quota": quota.stored()}
+            given["models"] = None if models is None else json.dumps(models)
             del given["disabled"]
             insert(self._db, keys, given)
         return key, text
+
+    def limit_key(self, id: str, models: Sequence[str] | None) -> ApiKey:
+        """Has a key be for these models alone; None: for all.
+
+        Raises:
+            NotThere: there is no such key.
+        """
+        with self._writing():
+            stored = None if models is None else json.dumps(models)
+            self._db.execute(update(keys).where(keys.c.id == id).values(models=stored))
+            return self._key(id)
 
     def change_key(self, id: str, *, name: str, scopes: Sequence[str] | None, quota: Quota) -> ApiKey:
         """

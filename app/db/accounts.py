@@ -7,6 +7,7 @@ they are stored, nor of what a role may do.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -57,12 +58,14 @@ class ApiKey:
     scopes: tuple[str, ...] | None = None  # what it is for; None: everything
     quota: Quota = NO_QUOTA
     disabled: bool = False  # its user is
+    models: tuple[str, ...] | None = None  # names of those that it is for; None: all
 
     @classmethod
     def of_row(cls, found: dict[str, Any]) -> ApiKey:
         scopes: str | None = found["scopes"]
+        models = None if found["models"] is None else tuple(json.loads(found["models"]))
         parts = {"scopes": None if scopes is None else tuple(scopes.split()), "quota": Quota.read(found["quota"])}
-        return cls(**{**found, **parts, "disabled": bool(found["disabled"])})
+        return cls(**{**found, **parts, "models": models, "disabled": bool(found["disabled"])})
 
     @property
     def state(self) -> KeyState:
@@ -76,7 +79,10 @@ class ApiKey:
         """As JSON, for those who may see whose keys there are."""
         told = asdict(self)
         del told["disabled"]
-        return {**told, "scopes": self.scopes and list(self.scopes), "state": self.state}
+        return {
+            **told, "scopes": self.scopes and list(self.scopes), "models": self.models and list(self.models),
+            "state": self.state,
+        }  # fmt: skip
 
 
 class RoleDiffers(ValueError):

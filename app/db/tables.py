@@ -278,6 +278,7 @@ keys = Table(
     Column("used_at", NUMBER),
     Column("scopes", Text),  # with blanks between; null: all there are and will be
     Column("quota", Text),  # as JSON
+    Column("models", Text),  # their names, as JSON; null: all there are and will be
 )  # fmt: skip
 
 sessions = Table(

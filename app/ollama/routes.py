@@ -26,6 +26,7 @@ from app.answering.answer_pipeline import AnswerPipeline
 from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
+from app.auth import may_ask
 from app.connections import while_connected
 from app.current_user import AppServing, AppState, User
 from app.errors import ApiError, from_exception
@@ -242,16 +243,21 @@ async def version() -> Json:
     return {"version": VERSION}
 
 
+def _served(state: Serving) -> list[ServedModel]:
+    """The models of engines that the request may ask for."""
+    return [*(each for each in state.models if may_ask(each.name)), *state.models.adapters.values()]
+
+
 @router.get("/tags")
 async def tags(state: AppServing) -> Json:
-    served = (*state.models, *state.models.adapters.values())
+    served = _served(state)
     return {"models": await asyncio.to_thread(_entries, served)}
 
 
 @router.get("/ps")
 async def loaded(state: AppServing) -> Json:
     """Every model is loaded, and stays so."""
-    every = (*state.models, *state.models.adapters.values())
+    every = _served(state)
     entries = await asyncio.to_thread(_entries, every)
     never = "9999-12-31T23:59:59Z"
     lengths = [served.engine.max_model_len for served in every]

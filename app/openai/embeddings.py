@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.admission.request_budget import charge
+from app.auth import may_ask
 from app.config import DEFAULT_NAME
 from app.config.sections import EmbeddingTokenIds
 from app.errors import ApiError, invalid
@@ -151,8 +152,10 @@ def _texts_of(embedder: Embedder, lists: Ids, token_ids: EmbeddingTokenIds) -> l
 
 
 def _check_model(name: str, embedder: Embedder) -> None:
-    if name not in (embedder.name, DEFAULT_NAME):
-        message = f"The model {name!r:.200} embeds nothing here; accepted: {embedder.name!r} or 'default'."
+    allowed = may_ask(embedder.name)
+    if name not in (embedder.name, DEFAULT_NAME) or not allowed:
+        accepted = f"{embedder.name!r} or 'default'" if allowed else "none"
+        message = f"The model {name!r:.200} embeds nothing here; accepted: {accepted}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
 

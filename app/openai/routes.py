@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.answering.model_registry import ModelRegistry
+from app.auth import limited_to, may_ask
 from app.config import AUTO_NAME, DEFAULT_NAME, BadSetting
 from app.connections import while_connected
 from app.current_user import AppServing, AppState, Asker, Operator, User, check_reasoning_scopes
@@ -38,10 +39,10 @@ from engine.errors import InvalidParameter
 
 
 def model_list(models: ModelRegistry, embedder: str) -> dict[str, Any]:
-    names = (*models.names, embedder)
+    names = (*models.names, embedder) if may_ask(embedder) else models.names
     return {
         "object": "list", "data": [model_entry(models, embedder, name) for name in names],
-        "first_id": names[0], "last_id": names[-1], "has_more": False,
+        "first_id": names[0] if names else None, "last_id": names[-1] if names else None, "has_more": False,
     }  # fmt: skip
 
 
@@ -55,7 +56,7 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
     Raises:
         ApiError: 404 `model_not_found`.
     """
-    if name == embedder:
+    if name == embedder and may_ask(embedder):
         return {
             **_named(name, models.default.created, MAX_LENGTH), "thinks": False, "tools": False, "sees": False,
             "embeds": True,
@@ -65,7 +66,8 @@ def model_entry(models: ModelRegistry, embedder: str, name: str) -> dict[str, An
         sees = remote.settings.sees
         return {**entry, "thinks": False, "tools": True, "sees": sees, "embeds": False, "remote": True}
     if (served := models.adapters.get(name)) is not None:
-        entry = model_entry(models, embedder, served.base)
+        with limited_to(None):  # an adapter is listed as its model is
+            entry = model_entry(models, embedder, served.base)
         named = _named(name, served.created, served.engine.max_model_len)
         return {**entry, **named, "parent": served.base, "root": served.root}
     asked = models.auto.steps if name == AUTO_NAME and models.auto is not None else (models.get(name),)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.admission.admission import AdmissionDecisions, answered, is_strict
 from app.admission.rate_limits import Counts, KeyLimits, RateWindows, Window
 from app.admission.request_budget import RequestBudget, RequestTerms
-from app.auth import WHO, Principal, address_of
+from app.auth import WHO, Principal, address_of, limited_to
 from app.errors import note
 from app.workers.worker_protocol import (
     AdmissionDenied,
@@ -128,6 +128,10 @@ class PrimaryClient:
             await note(scope, admitted.error()).response()(scope, receive, send)
             return
         scope = {**scope, WHO: Principal(admitted.id, admitted.name, admitted.role, admitted.key_id)}  # type: ignore[arg-type]  # of a Who
+        with limited_to(None if admitted.models is None else frozenset(admitted.models)):
+            await self._answer(admitted, scope, receive, send)
+
+    async def _answer(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> None:
         if not admitted.metered:
             await self.app(scope, receive, send)
             return

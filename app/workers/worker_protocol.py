@@ -81,6 +81,7 @@ class Admitted(msgspec.Struct, tag=True, omit_defaults=True):
     name: str
     role: str
     key_id: str | None
+    models: list[str] | None = None  # that the key is for; None: all
     metered: bool = False
     key: str = ""
     limits: tuple[int | None, int | None, int | None] = (None, None, None)

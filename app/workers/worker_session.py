@@ -85,6 +85,7 @@ class WorkerSession:
         if state.settings.auth == "keys" and not is_open(asked.method, asked.path):
             who = await state.auth.required(asked.path, headers, asked.address)
         told = Admitted(asked.number, who.id, who.name, who.role, who.key_id)
+        told.models = None if who.models is None else sorted(who.models)
         if not is_metered(asked.method, asked.path):
             return told
         request_budget = state.admission.begin(who, strict=is_strict(headers))

@@ -72,7 +72,7 @@ class EngineCore:
         self._tiers, self._states = tiers, states
         self._model, self._adapters = model, adapters or CoreAdapters()
         self._images = images or EncoderCache()
-        self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups)
+        self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups, self._adapters.cache)
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints
@@ -99,7 +99,7 @@ class EngineCore:
     def post_with(self, post: Callable[[m.Command], None]) -> None:
         """Sets how other threads post to `handle`: constraints are compiled and K/V is copied in threads of their
         own."""
-        self._post = post
+        self._post = self._adapters.cache.post = post
         for tiers in self._scheduler.tiers:
             tiers.wake = lambda: post(m.TransferDone())
 
@@ -130,7 +130,8 @@ class EngineCore:
                 if (seq := self._made(next(self._private_ids), command)) is not None:
                     self._scheduler.warmer.add(seq)
             case m.LoadAdapter() | m.AdapterDone() | m.UnloadAdapter():
-                self._replies += self._adapters.handle(command, self._post, self._scheduler.warmer.drop_adapter)
+                self._replies += self._adapters.handle(command, self._lose_adapter)
+                self._scheduler.stalled = False
             case m.Restore():
                 self._restore(command)
             case m.GetStats():
@@ -216,6 +217,13 @@ class EngineCore:
         for seq in list(self._sequences.values()):
             if seq.parent is None and (client is None or m.client_of(seq.id) == client):
                 self._close(seq, reason)
+
+    def _lose_adapter(self, number: int, why: str) -> None:
+        """Drops the prefixes of an adapter, and closes the sequences that wait for one that cannot be loaded."""
+        self._scheduler.warmer.drop_adapter(number)
+        for seq in [each for each in self._scheduler.waiting.values() if why and each.adapter == number]:
+            if seq.id in self._sequences:
+                self._close(seq, why)
 
     def _compile(self, command: m.Compile) -> None:
         assert self._constraints is not None, "a core without constraints was asked to compile one"
@@ -375,7 +383,7 @@ class EngineCore:
         self._images.release(seq.id)
         self._speculator.forget(seq)
         if self._sequences.pop(seq.id, None) is not None:
-            self._adapters.closed(seq, self._post)
+            self._adapters.closed(seq)
         self._deadlines.pop(seq.id, None)
         if seq.parent is not None:
             seq.parent.children.pop(seq.id, None)
@@ -469,29 +477,21 @@ class EngineCore:
     # -- statistics
 
     def stats(self) -> Stats:
+        scheduler, images, generated = self._scheduler, self._images, self._processor.generated
         return Stats(
-            waiting=len(self._scheduler.waiting),
-            running=len(self._scheduler.running),
-            sequences=len(self._sequences),
-            **self._pool.stats(),
-            block_size=self._config.block_size,
-            kv_groups=self._scheduler.width,
-            generated_tokens=self._processor.generated_tokens,
-            **self._timer.stats(),
-            held=self._scheduler.idle.held,
-            encoded_tokens=self._images.encoded_tokens,
-            encoder_seconds=self._images.encoder_seconds,
-            **asdict(self._scheduler.counters),
-            tiers=TierStats() if self._tiers is None else self._tiers.stats(),
+            waiting=len(scheduler.waiting), running=len(scheduler.running), sequences=len(self._sequences),
+            **self._pool.stats(), block_size=self._config.block_size, kv_groups=scheduler.width,
+            generated_tokens=generated.total(), adapters=self._adapters.stats(generated), **self._timer.stats(),
+            held=scheduler.idle.held, encoded_tokens=images.encoded_tokens, encoder_seconds=images.encoder_seconds,
+            **asdict(scheduler.counters), tiers=TierStats() if self._tiers is None else self._tiers.stats(),
             states=StateStats() if self._states is None else self._states.stats(),
             speculation=self._speculator.stats(),
-            adapters=self._adapters.sequences,
-        )
+        )  # fmt: skip
 
     def close(self) -> None:
         """Keeps the K/V that the next start can use, and ends the threads below. No step may follow."""
         self._steps.close()
-        self._adapters.close()
+        self._adapters.cache.close()
         for tiers in self._scheduler.tiers:
             tiers.close(KEEPING_S)
 

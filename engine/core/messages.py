@@ -180,13 +180,15 @@ class UnloadAdapter:
 @dataclass(frozen=True, slots=True)
 class AdapterDone:
     """Reports a new set of resident adapters, or why there is none. From the core's own worker, not from a client.
-    `request` is that of the load, None of an unload. `resident` is the model's own."""
+    `request` is that of a load by name, None of one that came in or left. `resident` is the model's own, and `number`
+    is the adapter that came in."""
 
     request: int | None
     name: str
     resident: object
     digest: str = ""
     refused: str = ""
+    number: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ log-probabilities of many rows are computed at once, and come back in one copy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -215,7 +216,7 @@ class OutputProcessor:
     def __init__(
         self, span_state: SpanState, masking: Masking, ending: JobListener, emit: Callable[[m.Reply], None]
     ) -> None:
-        self.generated_tokens = 0
+        self.generated: Counter[int] = Counter()  # tokens, by the number of their sequence's adapter
         self._span_state = span_state
         self._masking = masking
         self._ending = ending
@@ -337,7 +338,7 @@ class OutputProcessor:
                         self._ending.sampled(seq, each.at)
                 else:
                     taken = self._take_draft(begun, sampled, row, each, at)
-                self.generated_tokens += job.produced - produced
+                self.generated[seq.adapter] += job.produced - produced
                 if taken:
                     self._pending.append((seq, job))
             at += 1 + len(each.draft)

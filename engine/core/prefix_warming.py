@@ -10,6 +10,7 @@ Knows nothing of chats, nor of the sequences that run.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from engine.core.request import PrefillJob, SequenceState
 from engine.core.step import Row
@@ -78,10 +79,10 @@ class PrefixWarmer:
         for prefix in [each for each in self.prefixes if each.adapter == adapter]:
             self._drop(prefix)
 
-    def row(self) -> Row | None:
-        """Returns the next chunk with its blocks allocated; None, and no prefix is left, where there is none."""
-        while self.prefixes:
-            seq = self.prefixes[0]
+    def row(self, bring: Callable[[SequenceState], bool] = lambda seq: True) -> Row | None:
+        """Returns the next chunk with its blocks allocated; None where no prefix is left, or its adapter has still to
+        come in, as `bring` says."""
+        while self.prefixes and bring(seq := self.prefixes[0]):
             self._take_cached(seq)
             if self._states is not None:
                 self._states.seek(seq, seq.kv_len)

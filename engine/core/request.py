@@ -158,7 +158,8 @@ class SequenceState:
     arrival: int
     priority: int = 0
     tenant: str = ""
-    adapter: int = NO_ADAPTER  # the slot of a resident one
+    adapter: int = NO_ADAPTER  # the number of a known one
+    adapter_slot: int = NO_ADAPTER  # its place among the resident ones, from admission on
     parent: SequenceState | None = None  # the scope that closes this one with it
     children: dict[int, SequenceState] = field(default_factory=dict)
     stream: int = 0  # keys the random numbers, with a seed and a position
@@ -191,6 +192,7 @@ class SequenceState:
     pinned_until: float = 0.0  # end of the KV pin
     waiting_for: tuple[str, ...] = ()
     tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may be offloaded
+    turned_at: float = 0.0  # when it was preempted for another adapter's turn
     fetches: int = 0  # times that the current job waited for loads
     deadline: float | None = None
     _seen: set[int] = field(default_factory=set, repr=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from engine.config import EngineConfig
+from engine.core.adapter_cache import AdapterCache
 from engine.core.policies import policy_of
 from engine.core.prefix_warming import PrefixWarmer
 from engine.core.request import PrefillJob, SequenceState
@@ -58,6 +59,7 @@ class Scheduler:
         states: StateCheckpoints | None = None,
         images: EncoderCache | None = None,
         groups: KVGroups | None = None,
+        adapters: AdapterCache | None = None,
     ) -> None:
         self._config = config
         self._policy = policy_of(config)
@@ -79,6 +81,7 @@ class Scheduler:
         self.idle = IdleSequences(clock)
         self.counters = SchedulerStats()
         self.images = images or EncoderCache()  # a sequence waits for those that it has to read
+        self.adapters = adapters or AdapterCache()  # and for its own
         self.warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states, groups)
         self._now = 0.0  # of the current step
         self._full = False  # no other sequence is admitted in this step
@@ -175,8 +178,8 @@ class Scheduler:
 
     @property
     def loading(self) -> bool:
-        """Returns whether a sequence waits for blocks from a tier."""
-        return any(tiers.blocks for tiers in self.tiers)
+        """Returns whether a sequence waits for its adapter, or for blocks from a tier."""
+        return self.adapters.loading or any(tiers.blocks for tiers in self.tiers)
 
     def take_loaded(self) -> None:
         """Takes in the tiers' results: sequences that wait for a loaded block take it, before others can."""
@@ -214,14 +217,16 @@ class Scheduler:
         self._now, self._logits = self._clock(), MAX_LOGITS
         self._full, self._soon, self._steps_ahead = False, False, 0
         if not self.running and not self.waiting:
-            warmed = self.warmer.row()
+            warmed = self.warmer.row(self.adapters.bring)
             return self._step([] if warmed is None else [warmed])
         self.warmer.pause(self._now)
+        for seq in self.adapters.plan(self.running.values(), self.waiting.values()):
+            self._preempt_row(seq, rows)
         waiting = dict(self.waiting)  # a sequence preempted in this step is not admitted in it again
         budget = self._policy.budget(self.running.values(), waiting.values())
         for seq, max_tokens in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
             if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
-                budget += self._admit(seq, rows)
+                budget += self._admit(seq, rows) if self.adapters.place(seq) else 0
             if seq.id in self.running:
                 budget += self._schedule_row(seq, budget if max_tokens is None else min(budget, max_tokens), rows)
                 if seq.id in drafts and seq.id in rows:
@@ -287,6 +292,7 @@ class Scheduler:
             end = row.start + row.count
             advance_kv(seq, end, self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
             self.counters.computed(row)
+            self.adapters.computed(row)
             if self._states is not None and not row.draft:
                 self._states.advance(seq, end, decodes=row.count == 1 and end == len(seq))
         for tiers in self.tiers:
@@ -396,7 +402,10 @@ class Scheduler:
         """Preempts a sequence. Returns the tokens that it had in this step."""
         self._soon = True
         row = rows.pop(seq.id, None)
-        self._preempt(seq, copying=row is not None and bool(row.copies))
+        self.counters.preemptions += 1
+        del self.running[seq.id]
+        self._drop(seq, copying=row is not None and bool(row.copies))
+        self.waiting[seq.id] = seq
         if row is None:
             return 0
         self.draft_rows.drop(row)
@@ -425,7 +434,8 @@ class Scheduler:
         return waits
 
     def _waits(self, seq: SequenceState) -> bool:
-        return self.images.is_waiting(seq.id) or any(tiers.is_waiting(seq.id) for tiers in self.tiers)
+        loads = self.adapters.is_waiting(seq) or self.images.is_waiting(seq.id)
+        return loads or any(tiers.is_waiting(seq.id) for tiers in self.tiers)
 
     def _load_blocks(self, seq: SequenceState) -> bool:
         """Starts loading blocks that continue this K/V, where that beats recomputing; True when it should wait."""
@@ -468,12 +478,6 @@ class Scheduler:
         self.idle.pop(seq.id, None)
         self._drop(seq)
         return True
-
-    def _preempt(self, seq: SequenceState, *, copying: bool) -> None:
-        self.counters.preemptions += 1
-        del self.running[seq.id]
-        self._drop(seq, copying=copying)
-        self.waiting[seq.id] = seq
 
     def _drop(self, seq: SequenceState, *, copying: bool = False) -> None:
         """Drops a sequence's K/V. Full blocks stay cached; a partial one is offloaded at once, where there are tiers,

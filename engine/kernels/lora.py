@@ -2,7 +2,8 @@
 
 As in Punica and S-LoRA (Chen et al. 2023, Sheng et al. 2023): no matrix is added to the weights, and rows of different
 adapters, or of none, share a step. The idea: two kernels, to the rank and back, with a middle in float32; a decode
-gives every token its adapter, a prefill runs of tokens that share one and go through tensor cores.
+gives every token its adapter, a prefill runs of tokens that share one and go through tensor cores. Kernels find an
+adapter's matrices by their addresses, so that each lies where it was put, with a rank of its own.
 """
 
 from __future__ import annotations
@@ -16,26 +17,34 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters of a linear layer: `a` (adapters, rank, in), `b` (adapters, out, rank), float32 `scales` (adapters,).
+    """Adapters of a linear layer: `matrices` has the A (rank, in) and B (out, rank) of each, None of one without an
+    update of this layer. Each has its own rank: nothing is padded.
 
-    Those of a lower rank than the largest are padded with zeros, see `stack`. All contiguous, on one device.
+    `pointers` (2, adapters) int64 has the addresses of the As and Bs, `ranks` is (adapters,) int32, 0 for none, and
+    `scales` (adapters,) float32. All matrices are contiguous, of one type, and on one device with these.
     """
 
-    a: Tensor
-    b: Tensor
+    matrices: tuple[tuple[Tensor, Tensor] | None, ...]
+    pointers: Tensor
+    ranks: Tensor
     scales: Tensor
+    rank: int  # the largest
 
 
-def stack(pairs: Sequence[tuple[Tensor, Tensor, float]]) -> Adapters:
-    """Stacks adapters of any ranks: each A (rank, in), B (out, rank) and scale, usually alpha / rank."""
-    rank = max(len(a) for a, _, _ in pairs)
-    first_a, first_b, _ = pairs[0]
-    made_a = first_a.new_zeros(len(pairs), rank, first_a.shape[1])
-    made_b = first_b.new_zeros(len(pairs), len(first_b), rank)
-    for at, (a, b, _) in enumerate(pairs):
-        made_a[at, : len(a)] = a
-        made_b[at, :, : len(a)] = b
-    return Adapters(made_a, made_b, torch.tensor([scale for _, _, scale in pairs], device=first_a.device))
+def pack(pairs: Sequence[tuple[Tensor, Tensor, float] | None]) -> Adapters:
+    """Packs adapters of any ranks: each A (rank, in), B (out, rank) and scale, usually alpha / rank; None for one that
+    does not update the layer. Contiguous matrices are kept where they are."""
+    matrices = tuple(None if each is None else (each[0].contiguous(), each[1].contiguous()) for each in pairs)
+    device = next(a.device for a, _ in filter(None, matrices))
+    ranks = [0 if each is None else len(each[0]) for each in matrices]
+    addresses = [[0 if each is None else each[part].data_ptr() for each in matrices] for part in (0, 1)]
+    return Adapters(
+        matrices,
+        torch.tensor(addresses, dtype=torch.int64, device=device),
+        torch.tensor(ranks, dtype=torch.int32, device=device),
+        torch.tensor([0.0 if each is None else each[2] for each in pairs], device=device),
+        max(ranks),
+    )
 
 
 def add_by_token(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
@@ -58,9 +67,11 @@ def add_by_run(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, which: 
 def add_by_token_torch(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor) -> None:
     """The torch reference, which runs on a CPU: the rows of an adapter together. See `add_by_token`."""
     for adapter in sorted(set(which.tolist()) - {-1}):
+        if (matrices := adapters.matrices[adapter]) is None:
+            continue
+        a, b = matrices
         rows = (which == adapter).nonzero().squeeze(1)
-        middle = x[rows].float() @ adapters.a[adapter].float().T
-        added = middle @ adapters.b[adapter].float().T * adapters.scales[adapter]
+        added = x[rows].float() @ a.float().T @ b.float().T * adapters.scales[adapter]
         y[rows] = (y[rows].float() + added).to(y.dtype)
 
 
@@ -73,19 +84,19 @@ def add_by_token_triton(y: Tensor, x: Tensor, adapters: Adapters, which: Tensor)
     """The kernels; on CPU tensors only under Triton's interpreter. See `add_by_token`."""
     from engine.kernels.gpu.lora import BLOCK_OUT, SPLITS, block_rank, expand_kernel, shrink_block, shrink_kernel
 
-    tokens, (_, rank, width), height = len(x), adapters.a.shape, y.shape[1]
+    (tokens, width), rank, height = x.shape, adapters.rank, y.shape[1]
     if not tokens:
         return
     tile = block_rank(rank)
     middle = x.new_empty(SPLITS, tokens, rank, dtype=torch.float32)
     shrink_kernel[tokens, SPLITS](
-        *(x, adapters.a, which, middle, tokens, width, rank, x.stride(0)),
+        *(x, adapters.pointers[0], adapters.ranks, which, middle, tokens, width, rank, x.stride(0)),
         block_rank=tile,
         block=shrink_block(tile),
         splits=SPLITS,
     )
     expand_kernel[tokens, -(-height // BLOCK_OUT)](
-        *(middle, adapters.b, adapters.scales, which, y, tokens, height, rank, y.stride(0)),
+        *(middle, adapters.pointers[1], adapters.ranks, adapters.scales, which, y, tokens, height, rank, y.stride(0)),
         block_rank=tile,
         block=BLOCK_OUT,
         splits=SPLITS,
@@ -96,20 +107,20 @@ def add_by_run_triton(y: Tensor, x: Tensor, adapters: Adapters, starts: Tensor, 
     """The kernels; on CPU tensors only under Triton's interpreter. See `add_by_run`."""
     from engine.kernels.gpu.lora import BLOCK_TOKENS, RUN_BLOCK, block_rank, expand_runs_kernel, shrink_runs_kernel
 
-    (_, rank, width), height = adapters.a.shape, y.shape[1]
+    rank, width, height = adapters.rank, x.shape[1], y.shape[1]
     tiles, runs = -(-longest // BLOCK_TOKENS), len(which)
     if not tiles or not runs:
         return
     tile = block_rank(rank)
     middle = x.new_empty(len(x), rank, dtype=torch.float32)
     shrink_runs_kernel[tiles, runs](
-        *(x, adapters.a, starts, which, middle, width, rank, x.stride(0)),
+        *(x, adapters.pointers[0], adapters.ranks, starts, which, middle, width, rank, x.stride(0)),
         block_rank=tile,
         block=RUN_BLOCK,
         block_tokens=BLOCK_TOKENS,
     )
     expand_runs_kernel[tiles, runs, -(-height // RUN_BLOCK)](
-        *(middle, adapters.b, adapters.scales, starts, which, y, height, rank, y.stride(0)),
+        *(middle, adapters.pointers[1], adapters.ranks, adapters.scales, starts, which, y, height, rank, y.stride(0)),
         block_rank=tile,
         block=RUN_BLOCK,
         block_tokens=BLOCK_TOKENS,

@@ -310,7 +310,7 @@ class Batching:
         written = tables[:, row_of, positions // size]  # each token's block, of each group
         slots = np.ascontiguousarray(np.where(positions < cached, NULL_BLOCK, written) * size + offsets)
         images = self._parted(tokens) if self._images is not None and has_images(tokens) else ([], [])
-        adapters = [row.seq.adapter for row in rows]
+        adapters = [row.seq.adapter_slot for row in rows]
         laid = BatchLayout(
             tokens,
             positions,

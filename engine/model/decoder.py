@@ -42,7 +42,7 @@ Attention = Callable[..., Tensor]  # the signature of attention.paged
 # By K/V heads, their width, and the block table of their K/V group: the windows of layers with those.
 Windows = dict[tuple[int, int, int], dict[int | None, None]]
 Keep = Callable[[Tensor], None]
-ResidentAdapters = StackedAdapters | PackedAdapters
+_Resident = StackedAdapters | PackedAdapters
 Turns = tuple[Tensor, Tensor]  # the rotations of queries and of keys
 
 
@@ -72,7 +72,7 @@ class Decoder:
         spec, long_context = served_context(spec, max_model_len)
         self.spec, self.dtype, self.device = spec, dtype, device
         self._names = names
-        self._adapters: ResidentAdapters | None = None
+        self._adapters: _Resident | None = None
         self._attend, self._activation = attend, ACTIVATIONS[spec.activation]
         self._expert_gate = None if spec.experts is None else spec.experts.gate
         self._scratch, self._deterministic, self._stepwise = Scratch(), deterministic, deterministic
@@ -135,15 +135,16 @@ class Decoder:
         return read_adapter(adapter, self.spec, self._names, base)
 
     @torch.inference_mode()
-    def with_adapters(self, adapters: Mapping[int, Adapter]) -> ResidentAdapters:
-        """Returns adapters by slot for `use_adapters`. May be called while steps run."""
+    def with_adapters(self, adapters: Mapping[int, Adapter], before: _Resident | None = None) -> _Resident:
+        """Returns adapters by slot for `use_adapters`, sharing those of `before`. May be called while steps run."""
         places = projections(self.spec, self._names)
         if self._cpu is not None:
-            before = self._adapters if isinstance(self._adapters, PackedAdapters) else None
+            assert not isinstance(before, StackedAdapters), "the same decoder made it"
             return PackedAdapters(places, self.spec.layers, adapters, before)
-        return StackedAdapters(places, adapters, self.dtype, self.device)
+        assert not isinstance(before, PackedAdapters), "the same decoder made it"
+        return StackedAdapters(places, adapters, self.dtype, self.device, before)
 
-    def use_adapters(self, adapters: ResidentAdapters) -> None:
+    def use_adapters(self, adapters: _Resident) -> None:
         """Has steps find their rows' adapters in these from now on. No step may be running."""
         self._adapters = adapters
 
@@ -341,9 +342,7 @@ class Decoder:
         window, scale, softcap = layer.window, spec.attention_scale, spec.attention_softcap
         attended = self._attend(queries, cache, plan, window=window, scale=scale, softcap=softcap, sinks=layer.sinks)
         attended = attended.flatten(1)
-        if spec.gated_attention:
-            attended = attended * gates.sigmoid()
-        out = layer.o(attended)
+        out = layer.o(attended * gates.sigmoid() if spec.gated_attention else attended)
         if layer.attention_post_norm is not None:
             out = layer.attention_post_norm(out)
         x.add_(out, alpha=spec.residual_multiplier * spec.attention_multiplier)

@@ -224,10 +224,12 @@ def kv_groups(
 
 
 def adapter_bytes(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:
-    """Returns about how many bytes the configured adapters take of the device: on a CPU they are kept as they were
-    read, in float32, and beside that as they run."""
-    each = dtype.itemsize + (4 if device.type == "cpu" else 0)
-    return each * sum(adapter_elements(path) for _, path in config.adapters)
+    """Returns about how many bytes the largest of the configured adapters take of the device, as many as are resident:
+    on a CPU some are kept as they were read too, in float32."""
+    sizes = sorted((adapter_elements(path) for _, path in config.adapters), reverse=True)
+    kept = config.max_adapters if config.max_host_adapters is None else config.max_host_adapters
+    host = 4 * sum(sizes[:kept]) if device.type == "cpu" else 0
+    return dtype.itemsize * sum(sizes[: config.max_adapters]) + host
 
 
 def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:

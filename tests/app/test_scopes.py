@@ -224,12 +224,18 @@ def test_the_command_line_changes_keys(tmp_path: Path) -> None:
     changed = run(tmp_path, "change", key["id"], "--scope", "all", "--quota", "tokens_per_day=none", "--quota",
                   "concurrent_requests=2")  # fmt: skip
     assert changed.exit_code == 0 and "everything, concurrent_requests=2" in changed.stdout
+    changed = run(tmp_path, "change", key["id"], "--models", "sql, poem")
+    assert "everything, the models sql poem, concurrent_requests=2" in changed.stdout
+    assert listed(tmp_path)[0]["models"] == ["sql", "poem"]
+    assert run(tmp_path, "change", key["id"], "--models", "all").exit_code == 0
+    assert listed(tmp_path)[0]["models"] is None
     assert run(tmp_path, "disable", "ana").exit_code == 0
     assert listed(tmp_path)[0]["state"] == "disabled"
     assert run(tmp_path, "enable", "ana").exit_code == 0
     assert listed(tmp_path)[0]["state"] == "valid"
     for arguments, words in [
         (["change", key["id"]], ["--scope"]),
+        (["change", key["id"], "--models", "sql,"], ["'sql,'", "comma-separated"]),
         (["change", key["id"], "--scope", "root"], ["'root'", "documents"]),
         (["change", key["id"], "--quota", "tokens_per_day=-1"], ["tokens_per_day=-1", "NAME=none"]),
         (["change", "key_x", "--scope", "v1"], ["'key_x'", "keys list"]),

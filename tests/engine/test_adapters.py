@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +21,7 @@ from engine.config import Fallback, LoopName
 from engine.errors import BadSnapshot, SequenceClosed
 from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
-from engine.model.adapters.peft_checkpoint import WEIGHTS
+from engine.model.adapters.peft_checkpoint import CONFIG, WEIGHTS
 from engine.model.memory import needs_of
 from engine.structured_output.spec import Regex
 from tests.engine.ipc.test_joined_engine import Places
@@ -153,14 +154,26 @@ async def test_a_name_with_other_files_has_no_prefix_of_the_first(engine: Engine
     assert await tokens(engine, "a0") == await tokens(engine, "a2")
 
 
-async def test_no_more_than_the_limit_are_loaded(random_model: Path, adapters: dict[str, str]) -> None:
-    with pytest.raises(InvalidParameter, match="up to 2"):
-        config(random_model, adapters, max_adapters=2)
-    async with await Engine.start(config(random_model, adapters, max_adapters=3)) as engine:
-        with pytest.raises(InvalidParameter, match="max_adapters is 3; unload one"):
-            await engine.load_adapter("more", adapters["a0"])
-        await engine.unload_adapter("a0")
-        await engine.load_adapter("more", adapters["a0"])
+async def test_more_are_known_than_are_resident(random_model: Path, tmp_path: Path) -> None:
+    made = _written(random_model, tmp_path, 5)
+    async with await Engine.start(config(random_model, made, max_adapters=5, deterministic=True)) as engine:
+        alone = [await tokens(engine, name) for name in made]
+    few = config(random_model, made, max_adapters=2, max_host_adapters=1, pinned_adapters=("a3",), deterministic=True)
+    async with await Engine.start(few) as engine:
+        assert await asyncio.gather(*(tokens(engine, name) for name in made)) == alone
+        found = {each.name: each for each in (await engine.stats()).adapters}
+        assert sum(each.resident for each in found.values()) == 2
+        assert found["a3"].resident and not found["a3"].evictions
+        assert sum(each.evictions for each in found.values()) >= 3
+        await engine.load_adapter("more", made["a0"])
+        assert await tokens(engine, "more") == alone[0]
+
+
+def test_pinned_ones_leave_a_slot_for_the_others(random_model: Path, adapters: dict[str, str]) -> None:
+    with pytest.raises(InvalidParameter, match="pinned_adapters is a0, a1; accepted: names of adapters, fewer"):
+        config(random_model, adapters, max_adapters=2, pinned_adapters=("a0", "a1"))
+    with pytest.raises(InvalidParameter, match="pinned_adapters is b"):
+        config(random_model, adapters, pinned_adapters=("b",))
 
 
 async def test_one_that_cannot_be_loaded_ends_the_start(random_model: Path, tmp_path: Path) -> None:
@@ -296,7 +309,7 @@ async def test_32_adapters_in_one_batch_are_each_alone_to_the_bit(
 async def test_others_go_on_while_one_is_read(random_model: Path, adapters: dict[str, str]) -> None:
     """A load that hangs holds up no step."""
     async with await Engine.start(config(random_model, adapters)) as engine:
-        model = engine._core._adapters._model
+        model = engine._core._adapters.cache._model
         assert model is not None
         read, go = model.read_adapter, asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -318,3 +331,25 @@ def test_their_memory_is_counted(random_model: Path, adapters: dict[str, str]) -
     base, some = (needs_of(config(random_model, each)).weights for each in ({}, {"a1": adapters["a1"]}))
     elements = sum(each.numel() for each in load_file(Path(adapters["a1"]) / WEIGHTS).values())
     assert some - base == elements * 8  # as read, and as run, both in float32
+
+
+async def test_thousands_are_known(random_model: Path, tmp_path: Path) -> None:
+    """Each has files of its own, and any of them answers as itself."""
+    first = write_adapter(tmp_path / "first", random_model, rank=1, targets=("v_proj",), spread=1.0)
+    fields = json.loads((first / CONFIG).read_text())
+    made: dict[str, str] = {}
+    for at in range(2000):
+        path = tmp_path / str(at)
+        path.mkdir()
+        os.link(first / WEIGHTS, path / WEIGHTS)
+        (path / CONFIG).write_text(json.dumps({**fields, "lora_alpha": 1 + at}))
+        made[f"a{at}"] = str(path)
+    async with await Engine.start(config(random_model, made, max_adapters=4)) as engine:
+        assert len(engine.adapters) == len(set(engine.adapters.values())) == 2000
+        some = ["a0", "a999", "a1999", "a5", "a70", "a1200"]
+        together = await asyncio.gather(*(tokens(engine, name) for name in some))
+        assert len({tuple(each) for each in together}) >= 3
+        assert [await tokens(engine, name) for name in some] == together
+        assert sum(each.resident for each in (await engine.stats()).adapters) == 4
+        with pytest.raises(InvalidParameter, match=r"accepted: a0, a1, a10, .* and 1980 more"):
+            await engine.open(PROMPT, adapter="none")

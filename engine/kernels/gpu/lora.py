@@ -20,6 +20,7 @@ MIN_RANK = 16  # of a tile: less, tensor cores do not take
 def shrink_kernel(
     x,
     a,
+    ranks,
     which,
     middle,
     tokens,
@@ -30,18 +31,20 @@ def shrink_kernel(
     block: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """One token times the A of its adapter, over a part of the columns, to `middle` (splits, tokens, rank)."""
+    """One token times the A of its adapter, at address `a[adapter]`, over a part of the columns, to `middle` (splits,
+    tokens, rank)."""
     token, split = tl.program_id(0), tl.program_id(1)
     adapter = tl.load(which + token).to(tl.int64)
     if adapter >= 0:
+        matrix, own = tl.load(a + adapter).to(tl.pointer_type(x.dtype.element_ty)), tl.load(ranks + adapter)
         row = tl.arange(0, block_rank)
         part = tl.cdiv(tl.cdiv(width, splits), block) * block
         sums = tl.zeros((block_rank, block), tl.float32)
         for start in tl.range(split * part, tl.minimum(split * part + part, width), block):
             column = start + tl.arange(0, block)
             states = tl.load(x + token * x_stride + column, mask=column < width, other=0.0).to(tl.float32)
-            mask = (row < rank)[:, None] & (column < width)[None, :]
-            weight = tl.load(a + (adapter * rank + row[:, None]) * width + column[None, :], mask=mask, other=0.0)
+            mask = (row < own)[:, None] & (column < width)[None, :]
+            weight = tl.load(matrix + row[:, None] * width + column[None, :], mask=mask, other=0.0)
             sums += weight.to(tl.float32) * states[None, :]
         tl.store(middle + (split * tokens + token) * rank + row, tl.sum(sums, axis=1), mask=row < rank)
 
@@ -50,6 +53,7 @@ def shrink_kernel(
 def expand_kernel(
     middle,
     b,
+    ranks,
     scales,
     which,
     y,
@@ -61,17 +65,19 @@ def expand_kernel(
     block: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """Adds to `block` outputs of one token the parts of its `middle` times the B of its adapter."""
+    """Adds to `block` outputs of one token the parts of its `middle` times the B of its adapter, at address
+    `b[adapter]`."""
     token = tl.program_id(0)
     adapter = tl.load(which + token).to(tl.int64)
     if adapter >= 0:
+        matrix, own = tl.load(b + adapter).to(tl.pointer_type(y.dtype.element_ty)), tl.load(ranks + adapter)
         column = tl.arange(0, block_rank)
         row = tl.program_id(1) * block + tl.arange(0, block)
         states = tl.zeros((block_rank,), tl.float32)
         for split in tl.static_range(splits):
             states += tl.load(middle + (split * tokens + token) * rank + column, mask=column < rank, other=0.0)
-        mask = (row < height)[:, None] & (column < rank)[None, :]
-        weight = tl.load(b + (adapter * height + row[:, None]) * rank + column[None, :], mask=mask, other=0.0)
+        mask = (row < height)[:, None] & (column < own)[None, :]
+        weight = tl.load(matrix + row[:, None] * own + column[None, :], mask=mask, other=0.0)
         added = tl.sum(weight.to(tl.float32) * states[None, :], axis=1) * tl.load(scales + adapter)
         place = y + token * y_stride + row
         before = tl.load(place, mask=row < height, other=0.0).to(tl.float32)
@@ -82,6 +88,7 @@ def expand_kernel(
 def shrink_runs_kernel(
     x,
     a,
+    ranks,
     starts,
     which,
     middle,
@@ -98,6 +105,7 @@ def shrink_runs_kernel(
     first = tl.load(starts + run) + tl.program_id(0) * block_tokens
     end = tl.load(starts + run + 1)
     if (adapter >= 0) & (first < end):
+        matrix, own = tl.load(a + adapter).to(tl.pointer_type(x.dtype.element_ty)), tl.load(ranks + adapter)
         token = first + tl.arange(0, block_tokens)
         row = tl.arange(0, block_rank)
         sums = tl.zeros((block_tokens, block_rank), tl.float32)
@@ -105,8 +113,8 @@ def shrink_runs_kernel(
             column = start + tl.arange(0, block)
             mask = (token < end)[:, None] & (column < width)[None, :]
             states = tl.load(x + token[:, None] * x_stride + column[None, :], mask=mask, other=0.0)
-            mask = (row < rank)[:, None] & (column < width)[None, :]
-            weight = tl.load(a + (adapter * rank + row[:, None]) * width + column[None, :], mask=mask, other=0.0)
+            mask = (row < own)[:, None] & (column < width)[None, :]
+            weight = tl.load(matrix + row[:, None] * width + column[None, :], mask=mask, other=0.0)
             sums = dot(states, tl.trans(weight.to(states.dtype)), sums)
         mask = (token < end)[:, None] & (row < rank)[None, :]
         tl.store(middle + token[:, None] * rank + row[None, :], sums, mask=mask)
@@ -116,6 +124,7 @@ def shrink_runs_kernel(
 def expand_runs_kernel(
     middle,
     b,
+    ranks,
     scales,
     starts,
     which,
@@ -136,13 +145,14 @@ def expand_runs_kernel(
     first = tl.load(starts + run) + tl.program_id(0) * block_tokens
     end = tl.load(starts + run + 1)
     if (adapter >= 0) & (first < end):
+        matrix, own = tl.load(b + adapter).to(tl.pointer_type(y.dtype.element_ty)), tl.load(ranks + adapter)
         token = first + tl.arange(0, block_tokens)
         column = tl.arange(0, block_rank)
         row = tl.program_id(2) * block + tl.arange(0, block)
         mask = (token < end)[:, None] & (column < rank)[None, :]
         states = tl.load(middle + token[:, None] * rank + column[None, :], mask=mask, other=0.0)
-        mask = (row < height)[:, None] & (column < rank)[None, :]
-        weight = tl.load(b + (adapter * height + row[:, None]) * rank + column[None, :], mask=mask, other=0.0)
+        mask = (row < height)[:, None] & (column < own)[None, :]
+        weight = tl.load(matrix + row[:, None] * own + column[None, :], mask=mask, other=0.0)
         added = dot(states, tl.trans(weight.to(tl.float32)), tl.zeros((block_tokens, block), tl.float32))
         added *= tl.load(scales + adapter)
         place = y + token[:, None] * y_stride + row[None, :]
@@ -153,8 +163,8 @@ def expand_runs_kernel(
 
 def variants() -> list[Variant]:
     """For ranks up to 16 and up to 64."""
-    pointers = dict.fromkeys("xaby", "*bf16") | {"scales": "*fp32", "middle": "*fp32", "which": "*i32"}
-    types = pointers | {"starts": "*i32"}
+    pointers = dict.fromkeys("xy", "*bf16") | dict.fromkeys("ab", "*i64") | {"scales": "*fp32", "middle": "*fp32"}
+    types = pointers | dict.fromkeys(("ranks", "which", "starts"), "*i32")
     types |= dict.fromkeys(("tokens", "width", "height", "rank", "x_stride", "y_stride"), "i32")
     divisible = frozenset({"width", "height", "x_stride", "y_stride", "rank"})
     made = []

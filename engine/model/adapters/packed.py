@@ -58,17 +58,21 @@ class PackedAdapters:
         before: PackedAdapters | None = None,
     ) -> None:
         """`places` has all projections that adapters may change, `adapters` the resident ones by slot, and `before`
-        the ones that were resident until now."""
+        the ones that were resident until now: of these no updates are read."""
         known: dict[str, _PackedUpdates] = {} if before is None else before._packed
         self._packed: dict[str, _PackedUpdates] = {
             each.digest: known[each.digest] if each.digest in known else _linears(places, each)
             for each in adapters.values()
         }
-        slots = max(adapters, default=-1) + 1
-        self.table = (UpdatesStruct * (slots * layers * len(_LINEARS)))()
-        for slot, adapter in adapters.items():
-            for (layer, linear), packed in self._packed[adapter.digest].items():
-                self.table[(slot * layers + layer) * len(_LINEARS) + _LINEARS.index(linear)] = packed.struct
+        slots, row = max(adapters, default=-1) + 1, layers * len(_LINEARS)
+        self.table = (UpdatesStruct * (slots * row))()
+        self._slots = {slot: adapter.digest for slot, adapter in adapters.items()}
+        for slot, digest in self._slots.items():
+            if before is not None and before._slots.get(slot) == digest:
+                self.table[slot * row : (slot + 1) * row] = before.table[slot * row : (slot + 1) * row]
+                continue
+            for (layer, linear), packed in self._packed[digest].items():
+                self.table[slot * row + layer * len(_LINEARS) + _LINEARS.index(linear)] = packed.struct
 
 
 def _linears(places: Mapping[str, TargetRows], adapter: Adapter) -> _PackedUpdates:

@@ -13,7 +13,8 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,8 +111,13 @@ class Adapter:
         """Returns the bytes of its matrices in float32."""
         return sum(each.a.nbytes + each.b.nbytes for each in self.updates.values())
 
+    def bare(self) -> Adapter:
+        """Returns it without its matrices."""
+        return replace(self, updates={})
 
-def projections(spec: ModelSpec, names: WeightNames) -> dict[str, TargetRows]:
+
+@lru_cache(maxsize=8)
+def projections(spec: ModelSpec, names: WeightNames) -> Mapping[str, TargetRows]:
     """Returns the projections that adapters may change, by their names from "layers." on: those of attention, short
     convolutions and MLPs. Of latent attention that is the output alone; experts and recurrences have none."""
     found: dict[str, TargetRows] = {}

@@ -1,8 +1,8 @@
-"""Adapters that are ready to be added to a step's rows: stacked for torch and Triton (`engine.kernels.lora`).
+"""Adapters that are ready to be added to a step's rows, for torch and Triton (`engine.kernels.lora`).
 
 As in S-LoRA (Sheng et al. 2023) no weight is changed: rows of many adapters, and of none, share a step. A set of
-resident adapters is immutable, so that another thread makes the next one while steps run. Knows nothing of names,
-sequences or files.
+resident adapters is immutable, so that another thread makes the next one while steps run, and shares the matrices that
+the set before it has. Knows nothing of names, sequences or files.
 """
 
 from __future__ import annotations
@@ -78,9 +78,11 @@ class _Adapted:
         return y
 
 
+_Matrices = Mapping[str, tuple[Tensor, Tensor]]  # by projection: A (rank, in), B (rows, rank)
+
+
 class StackedAdapters:
-    """Resident adapters by slot, stacked: those of a lower rank, or without an update of a projection, are filled up
-    with zeros."""
+    """Resident adapters by slot, each of its own rank."""
 
     def __init__(
         self,
@@ -88,24 +90,22 @@ class StackedAdapters:
         adapters: Mapping[int, Adapter],
         dtype: torch.dtype,
         device: torch.device,
+        before: StackedAdapters | None = None,
     ) -> None:
-        """`places` has all projections that adapters may change, `adapters` the resident ones by slot."""
-        self._places, self._dtype, self._device = places, dtype, device
-        self._parts: dict[tuple[int, LinearName], list[_Part]] = {}
+        """`places` has all projections that adapters may change, `adapters` the resident ones by slot, and `before` the
+        ones that were resident until now: of these no updates are read."""
+        self._device = device
+        known: dict[str, _Matrices] = {} if before is None else before._held
+        self._held: dict[str, _Matrices] = {
+            each.digest: known.get(each.digest) or _matrices(each, dtype, device) for each in adapters.values()
+        }
         slots = max(adapters, default=NO_ADAPTER) + 1
+        held = [self._held[adapters[slot].digest] if slot in adapters else {} for slot in range(slots)]
+        self._parts: dict[tuple[int, LinearName], list[_Part]] = {}
         for name, place in places.items():
-            if any(name in each.updates for each in adapters.values()):
-                part = _Part(place.first, place.stop, self._stacked(name, place, adapters, slots))
-                self._parts.setdefault((place.layer, place.linear), []).append(part)
-
-    def _stacked(self, name: str, place: TargetRows, adapters: Mapping[int, Adapter], slots: int) -> lora.Adapters:
-        nothing = torch.zeros(1, place.columns), torch.zeros(place.stop - place.first, 1)
-        pairs = []
-        for slot in range(slots):
-            update = None if slot not in adapters else adapters[slot].updates.get(name)
-            a, b = nothing if update is None else (update.a, update.b)
-            pairs.append((a.to(self._device, self._dtype), b.to(self._device, self._dtype), 1.0))
-        return lora.stack(pairs)
+            if any(name in each for each in held):
+                packed = lora.pack([(*each[name], 1.0) if name in each else None for each in held])
+                self._parts.setdefault((place.layer, place.linear), []).append(_Part(place.first, place.stop, packed))
 
     def applied(self, layers: Sequence[Layer], adapters: Sequence[int], starts: Sequence[int]) -> list[Layer]:
         """Returns the layers with the updates of a step's rows: `adapters` has each row's slot, or NO_ADAPTER, and
@@ -125,3 +125,10 @@ class StackedAdapters:
     def _adapted(self, layer: int, name: LinearName, linear: Linear, rows: AdapterRows) -> Linear:
         parts = self._parts.get((layer, name))
         return linear if parts is None else _Adapted(linear, parts, rows)
+
+
+def _matrices(adapter: Adapter, dtype: torch.dtype, device: torch.device) -> _Matrices:
+    def placed(matrix: Tensor) -> Tensor:
+        return matrix.to(device, dtype).contiguous()
+
+    return {name: (placed(each.a), placed(each.b)) for name, each in adapter.updates.items()}

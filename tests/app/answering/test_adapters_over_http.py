@@ -16,7 +16,7 @@ from app.config import BadSetting, Settings
 from tests.app.chatting import ask, new_chat
 from tests.app.conftest import Server, serving
 from tests.app.gate import GatedEmbedder
-from tests.app.keyed import asking_for_keys, client_of, key_of
+from tests.app.keyed import asking_for_keys, beside, client_of, key_of
 from tests.lora import ALL, write_adapter
 
 pytestmark = pytest.mark.slow
@@ -181,13 +181,47 @@ def test_nobody_loads_where_that_is_off_and_operators_alone_where_it_is_on(
             assert root.post("/v1/unload_lora_adapter", json={"lora_name": "late"}).status_code == 200
 
 
+def test_a_key_asks_for_its_own_models_alone(model: Path, tmp_path: Path, adapters: dict[str, str]) -> None:
+    """Others are as those that are not there, in every API."""
+    lora = {name: adapters[name] for name in ("sql", "poem")}
+    hello = [{"role": "user", "content": "Hello"}]
+    with asking_for_keys(model, tmp_path, lora=lora, ollama_api=True) as keyed:
+        key = key_of(keyed, "ana")
+        beside(keyed, lambda accounts: accounts.limit_key(accounts.keys_of("ana")[0].id, ["sql"]).id)
+        with client_of(keyed, key) as ana:
+            assert [each["id"] for each in ana.get("/v1/models").json()["data"]] == ["sql"]
+            assert [each["name"] for each in ana.get("/api/tags").json()["models"]] == ["sql:latest"]
+            chat = ana.post("/api/chats", json={}).json()["id"]
+            asks: dict[str, dict[str, Any]] = {  # Any: JSON
+                "/v1/chat/completions": {"messages": hello, "max_tokens": 2},
+                "/v1/completions": {"prompt": "Hello", "max_tokens": 2},
+                "/v1/responses": {"input": "Hello", "max_output_tokens": 16},
+                "/v1/messages": {"messages": hello, "max_tokens": 2},
+                "/api/chat": {"messages": hello, "stream": False, "options": {"num_predict": 2}},
+                "/api/sequences": {"prompt": "Hello"},
+                f"/api/chats/{chat}/runs": {"content": "Hello", "max_tokens": 2},
+                "/v1/tokenize": {"prompt": "Hello"},
+            }
+            for path, body in asks.items():
+                for name in ("poem", "default", "nothing", keyed.app.state.ponder.settings.embedder):
+                    refused = ana.post(path, json={**body, "model": name})
+                    assert refused.status_code == 404, (path, name, refused.text)
+                    assert "poem" not in refused.text.replace("'poem'", "", 1), "a name leaks"
+                assert ana.post(path, json={**body, "model": "sql"}).status_code < 300, path
+            assert ana.post("/v1/embeddings", json={"model": "default", "input": "a"}).status_code == 404
+            assert ana.get("/v1/models/poem").status_code == ana.get("/v1/models/default").status_code == 404
+            beside(keyed, lambda accounts: accounts.limit_key(accounts.keys_of("ana")[0].id, None).id)
+            assert ana.post("/v1/completions", json={**asks["/v1/completions"], "model": "poem"}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
         ({"lora": {"default": "x"}}, "the first model"),
         ({"lora": {"auto": "x"}}, "the router"),
         ({"lora": {"a": ""}}, "accepted: a name and a directory"),
-        ({"lora": {"a": "x", "b": "y"}, "max_loras": 1}, "max_loras is 1"),
+        ({"lora": {"a": "x", "b": "y"}, "max_loras": 1, "pinned_loras": ("a",)}, "max_loras is 1"),
+        ({"lora": {"a": "x"}, "pinned_loras": ("b",)}, "pinned_loras is b"),
         ({"allow_runtime_lora": True, "api_workers": 2, "engine": "process"}, "one process's"),
     ],
 )

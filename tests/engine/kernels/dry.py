@@ -110,7 +110,7 @@ def run_the_rest() -> None:
                 quantized.linear_triton(torch.randn(tokens, width, dtype=torch.bfloat16), weight)
             quantized.linear_triton(torch.randn(1, width, dtype=torch.bfloat16), weight, invariant=True)
     for rank in (1, 16):
-        adapters = lora.stack([(torch.randn(rank, 96), torch.randn(64, rank), 1.0)])
+        adapters = lora.pack([(torch.randn(rank, 96).bfloat16(), torch.randn(64, rank).bfloat16(), 1.0)])
         x, y = torch.randn(5, 96, dtype=torch.bfloat16), torch.zeros(5, 64, dtype=torch.bfloat16)
         lora.add_by_token_triton(y, x, adapters, torch.zeros(5, dtype=torch.int32))
         starts, which = torch.tensor([0, 1, 5], dtype=torch.int32), torch.tensor([0, -1], dtype=torch.int32)

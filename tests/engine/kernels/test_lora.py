@@ -13,7 +13,7 @@ from engine.kernels.lora import (
     add_by_run_triton,
     add_by_token_torch,
     add_by_token_triton,
-    stack,
+    pack,
 )
 
 BOUND = {torch.bfloat16: 8e-3, torch.float16: 2e-3}
@@ -40,7 +40,8 @@ def case(
     ranks = data.draw(st.lists(st.sampled_from([1, 8, 16, 17, 64]), min_size=1, max_size=3), label="ranks")
     which = data.draw(st.lists(st.integers(-1, len(ranks) - 1), min_size=len(lengths), max_size=len(lengths)))
     pairs = adapters_of(ranks, width, height, dtype)
-    bank = stack([(a.to(device), b.to(device), 0.5 + at) for at, (a, b) in enumerate(pairs)])
+    given = [(a.to(device), b.to(device), 0.5 + at) for at, (a, b) in enumerate(pairs)]
+    bank = pack([*given[:-1], None, given[-1]] if data.draw(st.booleans(), label="one without an update") else given)
     x = random(sum(lengths), width + 3, seed=1, dtype=dtype).to(device)[:, 3:]
     y = random(sum(lengths), height + 2, seed=2, dtype=dtype).to(device)[:, :height]
     return y, x, bank, which
@@ -81,7 +82,7 @@ def test_runs_of_several_adapters(device: str, data: st.DataObject) -> None:
 
 def test_the_twin_is_the_formula() -> None:
     (a, b), (c, d) = adapters_of([3, 2], 10, 6, torch.float32)
-    bank = stack([(a, b, 2.0), (c, d, 0.5)])
+    bank = pack([(a, b, 2.0), (c, d, 0.5)])
     x, y = random(3, 10, seed=3, dtype=torch.float32), torch.zeros(3, 6)
     add_by_token_torch(y, x, bank, torch.tensor([1, -1, 0], dtype=torch.int32))
     assert torch.allclose(y, torch.stack([x[0] @ c.T @ d.T / 2, torch.zeros(6), x[2] @ a.T @ b.T * 2]), atol=1e-5)
@@ -90,7 +91,7 @@ def test_the_twin_is_the_formula() -> None:
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_batch_without_adapters_is_left_alone(rows: int, device: str) -> None:
     (pair,) = adapters_of([4], 32, 16, torch.bfloat16)
-    bank = stack([(pair[0].to(device), pair[1].to(device), 1.0)])
+    bank = pack([(pair[0].to(device), pair[1].to(device), 1.0)])
     x, y = torch.ones(rows, 32, device=device).bfloat16(), torch.ones(rows, 16, device=device).bfloat16()
     nobody = torch.full((rows,), -1, dtype=torch.int32, device=device)
     add_by_token_triton(y, x, bank, nobody)
