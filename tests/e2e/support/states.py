@@ -28,6 +28,7 @@ from app.runs.events import (
     ThinkingWait,
     ToolProgress,
 )
+from tests.e2e.support.fake_artifacts import keep, with_files
 from tests.e2e.support.fake_server import ABOUT, USAGE, FakeServer, Gate, Script, answer, thinking
 from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
 
@@ -185,6 +186,21 @@ def new_folder(page: Page, _: FakeServer) -> None:
     expect(page.get_by_role("textbox", name="Name of the folder")).to_be_focused()
 
 
+def with_a_file(name: str, content: str, then: Bring = lambda page, fake: None) -> Bring:
+    """A call that made a file, whose panel is opened."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        keep(fake.world.artifacts, name, "an earlier version")
+        file = keep(fake.world.artifacts, name, content)
+        made = with_files("python", "It ran.", file, call_id="c")
+        asked("The end.", [call("python", "{}", "c"), made, *answer("The end.")])(page, fake)
+        page.get_by_role("button", name=f"{name} version 2").click()
+        expect(page.get_by_role("dialog").get_by_role("combobox")).to_be_visible()
+        then(page, fake)
+
+    return bring
+
+
 def private_chat(page: Page, fake: FakeServer) -> None:
     """A chat that is private now, with an answer of another server's model from before."""
     fake.world.offer.models = [*fake.world.offer.models, {"id": "big", "thinks": False, "tools": True, "remote": True}]
@@ -258,6 +274,8 @@ STATES: dict[str, Bring] = {
     "called": asked("The end.", CALLED, answer("The end."), then=pressed("calculator", "[aria-label=Result]")),
     "calling": asked("page 3", [call("fetch", "{}", "c"), PROGRESS, *HOLD]),
     "approval": asks_first(),
+    "table of a file": with_a_file("cities.csv", "city,people\nBonn,331885\nKöln,=1+1\n"),
+    "page of a file": with_a_file("page.html", "<!doctype html><html lang=en><title>t</title><main><h1>Hi</h1></main>"),
     "denied": asks_first(then=pressed("Deny")),
     "question of a tool": asks_where,
     "failed": asked("The engine failed", BROKE),
