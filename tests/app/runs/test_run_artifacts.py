@@ -75,6 +75,7 @@ def test_a_preview_has_an_opaque_origin_and_may_fetch_nothing(
         assert policy["form-action"] == policy["base-uri"] == "'none'"
         assert policy.get("script-src") == ("'unsafe-inline'" if runs else None)
         assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["connection-allowlist"] == "()"
         assert reply.headers["x-frame-options"] == "SAMEORIGIN" and reply.headers["referrer-policy"] == "no-referrer"
 
 
