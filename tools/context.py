@@ -61,11 +61,10 @@ MAX_ATTACHED_BYTES = 8 << 20  # of one of them
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file that a call made for the person. `app`: an MCP App, which is shown in its frame beside the call."""
+    """A file that a call made for the person."""
 
     name: str
     content: bytes
-    app: bool = False
 
 
 Ask = Callable[[Question], Awaitable[str]]

@@ -14,14 +14,12 @@ from pydantic import BaseModel
 
 from app.api.chats import attachment
 from app.current_user import AppState, User
-from app.db.artifact_store import APP_TYPE
 from app.errors import ApiError
 from app.query_params import ONLY_KNOWN
 
 router = APIRouter(prefix="/api", tags=["Artifacts"], dependencies=[ONLY_KNOWN])
 
-_SCRIPTED = frozenset({"text/html", APP_TYPE})
-_FRAMED = _SCRIPTED | {"image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp"}
+_FRAMED = frozenset({"text/html", "image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp"})
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -96,7 +94,8 @@ def preview_of(artifact: dict[str, Any], *, framed: bool) -> Response:
     if media_type not in _FRAMED:
         message = f"{artifact['name']!r:.150} is {media_type}, which has no preview; accepted: HTML, SVG and pictures."
         raise ApiError(404, message, code="no_preview")
-    scripts = framed and media_type in _SCRIPTED
-    sent_type = "text/html; charset=utf-8" if media_type in _SCRIPTED else media_type
+    is_html = media_type == "text/html"
+    scripts = framed and is_html
+    sent_type = "text/html; charset=utf-8" if is_html else media_type
     headers = {**_HEADERS, "Content-Security-Policy": _SCRIPTS if scripts else _NO_SCRIPTS, "Content-Type": sent_type}
     return Response(artifact["content"], headers=headers)

@@ -25,7 +25,6 @@ MAX_CHAT_FILES = 500  # versions of all names
 MAX_CHAT_BYTES = 64 << 20
 MAX_USER_BYTES = 1 << 30
 
-APP_TYPE = "text/html;profile=mcp-app"  # as the MCP Apps extension (SEP-1865) has it
 BYTES_TYPE = "application/octet-stream"
 _TEXT_TYPES = {
     "csv": "text/csv", "tsv": "text/tab-separated-values", "svg": "image/svg+xml", "html": "text/html",
@@ -129,7 +128,7 @@ def _keep(db: Connection, chat_id: str, run_id: str, call_id: str, files: Sequen
             refused.append(f"{name} is not kept: its chat is gone.")
             continue
         digest = hashlib.sha256(file.content).hexdigest()
-        media_type = APP_TYPE if file.app else media_type_of(name, file.content)
+        media_type = media_type_of(name, file.content)
         latest = row(db, _LATEST, chat=chat_id, name=name)
         if latest is not None and (latest["digest"], latest["media_type"]) == (digest, media_type):
             kept.append(_artifact(latest))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from app.db import artifact_store
-from app.db.artifact_store import APP_TYPE, MAX_NAME, clean_name, media_type_of
+from app.db.artifact_store import MAX_NAME, clean_name, media_type_of
 from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.db.tables import artifacts
@@ -95,13 +95,6 @@ async def test_the_same_name_again_is_a_new_version_and_the_same_bytes_are_not(s
     ]  # fmt: skip
     assert not {"content", "digest"} & set(listed[0])
     assert (await artifacts.get("ana", second.kept[0].id))["content"] == b"2"
-
-
-async def test_an_app_is_one_by_its_tool_and_never_by_its_name(store: Store) -> None:
-    chat = await chat_of(store)
-    (app,) = (await store.artifacts.keep(chat, "r", "c", [AttachedFile("x.html", b"<p>", app=True)])).kept
-    (page,) = (await store.artifacts.keep(chat, "r", "c", [AttachedFile("x.html", b"<p>")])).kept
-    assert (app.media_type, page.media_type) == (APP_TYPE, "text/html")
 
 
 async def test_nobody_else_finds_it_and_it_goes_with_its_chat(store: Store) -> None:

@@ -29,9 +29,9 @@ def calculate(ctx: Context, expression: str) -> str:
 '''
 
 
-def kept(server: Server, chat: str, name: str, content: bytes, *, app: bool = False) -> Artifact:
+def kept(server: Server, chat: str, name: str, content: bytes) -> Artifact:
     store = server.app.state.ponder.store.artifacts
-    (made,) = server.on_loop(store.keep(chat, "run_1", "call_1", [AttachedFile(name, content, app)])).kept
+    (made,) = server.on_loop(store.keep(chat, "run_1", "call_1", [AttachedFile(name, content)])).kept
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 
@@ -120,3 +121,47 @@ def test_cards_stay_after_a_reload_and_speak_german_on_a_phone(new_page: NewPage
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     box = panel.bounding_box()
     assert box is not None and box["width"] <= 360
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "chart"),
+    [
+        (
+            ["city", "people"],
+            [["Bonn", 331885], ["Köln", 1087863], ["Ulm", None]],
+            "Bar chart of people by city, 3 points",
+        ),
+        (["day", "n", "m"], [["2026-01-01", 1, -2], ["2026-01-02", 4, 3]], "Line chart of n, m by day, 2 points"),
+    ],
+)
+def test_a_result_of_sql_is_a_table_with_a_chart(
+    page: Page, fake: FakeServer, columns: list[str], rows: list[list[object]], chart: str
+) -> None:
+    text = json.dumps({"columns": columns, "rows": rows}, ensure_ascii=False)
+    fake.play([call("sql_query", '{"sql": "SELECT 1"}'), with_files("sql_query", text)], ENDED)
+    ask(page)
+    sql = card(page, "sql_query")
+    sql.get_by_role("button", name="sql_query").click()
+    expect(sql.get_by_role("table").get_by_role("row")).to_have_count(len(rows) + 1)
+    toggle = sql.get_by_role("button", name="Chart", exact=True)
+    drawn = sql.get_by_role("img", name=chart)
+    expect(drawn).to_have_count(0)
+    toggle.focus()
+    page.keyboard.press("Enter")
+    expect(drawn).to_be_visible()
+    expect(toggle).to_have_attribute("aria-pressed", "true")
+    known = sum(value is not None for row in rows for value in row[1:])
+    expect(drawn.locator("g :is(rect, circle)")).to_have_count(known)
+    expect(sql.get_by_role("table")).to_be_visible()  # it says the same, to everybody
+    toggle.click()
+    expect(drawn).to_have_count(0)
+
+
+def test_a_table_without_numbers_has_no_chart(page: Page, fake: FakeServer) -> None:
+    text = json.dumps({"columns": ["a", "b"], "rows": [["x", "y"], ["z", "w"]]})
+    fake.play([call("sql_query", "{}"), with_files("sql_query", text)], ENDED)
+    ask(page)
+    sql = card(page, "sql_query")
+    sql.get_by_role("button", name="sql_query").click()
+    expect(sql.get_by_role("table")).to_be_visible()
+    expect(sql.get_by_role("button", name="Chart", exact=True)).to_have_count(0)

@@ -9,17 +9,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.api.artifacts import download_of, preview_of
-from app.db.artifact_store import APP_TYPE, clean_name, media_type_of
+from app.db.artifact_store import clean_name, media_type_of
 from app.runs.events import ToolArtifact, ToolResult
 
 Artifacts = dict[str, dict[str, Any]]  # by id: rows. Any: JSON, and bytes
 
 
-def keep(artifacts: Artifacts, name: str, content: str | bytes, *, app: bool = False) -> ToolArtifact:
+def keep(artifacts: Artifacts, name: str, content: str | bytes) -> ToolArtifact:
     data = content.encode() if isinstance(content, str) else content
     plain = clean_name(name)
     version = 1 + sum(each["name"] == plain for each in artifacts.values())
-    media_type = APP_TYPE if app else media_type_of(plain, data)
+    media_type = media_type_of(plain, data)
     made = ToolArtifact(
         id=f"art_{len(artifacts)}", name=plain, version=version, media_type=media_type, size=len(data)
     )  # fmt: skip

@@ -42,6 +42,9 @@ WORDS = (
     "\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n1. one\n2. two\n\n> A quotation.\n\nThe end."
 )
 FORMULAS = "$e^{i\\pi} + 1 = 0$\n\n$$\n\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\n$$\n\nThe end."
+NUMBERS = (
+    '{"columns": ["city", "people", "area"], "rows": [["Bonn", 331, 141], ["Ulm", 128, 118], ["Köln", 1087, 405]]}'
+)
 HOLD: Script = [Gate("hold")]
 WRITE = call("write_file", '{"path": "plan.md"}')
 FIRST, SECOND = "The dam was finished in **1931**, two years late. [S1]", "It cost more than planned. [unsupported]"
@@ -201,6 +204,12 @@ def with_a_file(name: str, content: str, then: Bring = lambda page, fake: None) 
     return bring
 
 
+def charted(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="sql_query").click()
+    page.get_by_role("button", name="Chart", exact=True).click()
+    expect(page.get_by_role("img", name="Bar chart")).to_be_visible()
+
+
 def private_chat(page: Page, fake: FakeServer) -> None:
     """A chat that is private now, with an answer of another server's model from before."""
     fake.world.offer.models = [*fake.world.offer.models, {"id": "big", "thinks": False, "tools": True, "remote": True}]
@@ -274,6 +283,9 @@ STATES: dict[str, Bring] = {
     "called": asked("The end.", CALLED, answer("The end."), then=pressed("calculator", "[aria-label=Result]")),
     "calling": asked("page 3", [call("fetch", "{}", "c"), PROGRESS, *HOLD]),
     "approval": asks_first(),
+    "chart of a result": asked(
+        "The end.", [call("sql_query", "{}", "c"), result("sql_query", NUMBERS, "c")], answer("The end."), then=charted
+    ),
     "table of a file": with_a_file("cities.csv", "city,people\nBonn,331885\nKöln,=1+1\n"),
     "page of a file": with_a_file("page.html", "<!doctype html><html lang=en><title>t</title><main><h1>Hi</h1></main>"),
     "denied": asks_first(then=pressed("Deny")),

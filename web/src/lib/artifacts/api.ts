@@ -9,7 +9,7 @@ export interface ArtifactVersion extends ToolArtifact {
 /** How a file is shown: by the page itself, or in a frame of an origin of its own. */
 export type Showing = "table" | "text" | "frame" | "none";
 
-const FRAMED = /^(text\/html\b|image\/(svg\+xml|png|jpeg|gif|webp)$)/;
+const FRAMED = /^(text\/html|image\/(svg\+xml|png|jpeg|gif|webp))$/;
 const TABLES = new Set(["text/csv", "text/tab-separated-values"]);
 const MOST_TEXT = 1 << 20; // bytes that the page reads
 

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { showingOf } from "./api";
-import { hasFormulas, readTable } from "./table";
+import { hasFormulas, readTable, tableOf } from "./table";
 
 test("quoted cells keep separators, ends of lines and quotes", () => {
   const { columns, rows } = readTable('\uFEFFa,"b, c"\r\n"x ""y""","1\n2"\r\n\r\n3,\n', ",");
@@ -23,9 +23,20 @@ test("cells that a spreadsheet would compute are found, and numbers are none", (
 test("only what can do no harm in the page is shown by the page", () => {
   const of = (media_type: string, size = 9): string =>
     showingOf({ id: "a", name: "a", version: 1, media_type, size });
-  expect(["text/html", "text/html;profile=mcp-app", "image/svg+xml", "image/png"].map((type) => of(type))).toEqual(
-    Array(4).fill("frame"),
+  expect(["text/html", "image/svg+xml", "image/png"].map((type) => of(type))).toEqual(
+    Array(3).fill("frame"),
   );
   expect([of("text/csv"), of("text/plain"), of("application/json")]).toEqual(["table", "text", "text"]);
   expect([of("application/pdf"), of("application/octet-stream"), of("text/csv", 2e6)]).toEqual(Array(3).fill("none"));
+});
+
+test("a result of SQL is a table, and nothing else is", () => {
+  expect(tableOf('{"columns": ["a", "b"], "rows": [[1, null], ["<b>", 2.5]], "truncated": "more"}')).toEqual({
+    columns: ["a", "b"],
+    rows: [["1", ""], ["<b>", "2.5"]],
+    more: 0,
+  });
+  expect(['{"columns": ["a"], "rows": [[1', '{"columns": [], "rows": []}', '{"columns": 1, "rows": [1]}', "[]", "text"].map(tableOf)).toEqual(
+    Array(5).fill(null),
+  );
 });

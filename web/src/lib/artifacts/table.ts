@@ -47,3 +47,18 @@ function records(text: string, separator: string): string[][] {
 /** Would a spreadsheet compute a cell rather than show it? A number with a sign is none. */
 export const hasFormulas = ({ columns, rows }: TextTable): boolean =>
   [columns, ...rows].some((row) => row.some((cell) => /^\s*[=@+-]/.test(cell) && !/^\s*[+-]?[\d.,]+(e[+-]?\d+)?\s*%?\s*$/i.test(cell)));
+
+/** The table in a result of a tool that answers `{"columns": […], "rows": [[…]]}`, as SQL's does; null in any other. */
+export function tableOf(result: string): TextTable | null {
+  if (!result.startsWith("{")) return null;
+  try {
+    const { columns, rows } = JSON.parse(result) as { columns?: unknown; rows?: unknown };
+    if (!Array.isArray(columns) || !Array.isArray(rows) || columns.length === 0 || !rows.every(Array.isArray)) return null;
+    const text = (cell: unknown): string =>
+      cell === null || cell === undefined ? "" : typeof cell === "object" ? JSON.stringify(cell) : `${cell as string}`;
+    const shown = (rows as unknown[][]).slice(0, MOST_ROWS).map((row) => row.slice(0, MOST_COLUMNS).map(text));
+    return { columns: columns.slice(0, MOST_COLUMNS).map(text), rows: shown, more: Math.max(0, rows.length - MOST_ROWS) };
+  } catch {
+    return null; // it was cut, or is something else
+  }
+}

@@ -1,6 +1,8 @@
+import type { Chart } from "../../artifacts/chart";
 import type { ArtifactStrings } from "./en";
 
 /** What is said of files that tools made, in German. */
+const tick = new Intl.NumberFormat("de", { notation: "compact", maximumSignificantDigits: 3 });
 const number = new Intl.NumberFormat("de");
 const size = (bytes: number): string =>
   bytes < 1000
@@ -24,6 +26,11 @@ export const de: ArtifactStrings = {
   unreachable: "Sie konnte nicht gelesen werden. Versuche es noch einmal.",
   gone: "Diese Datei gibt es nicht mehr.",
   moreRows: (n: number) => `${number.format(n)} weitere ${n === 1 ? "Zeile ist" : "Zeilen sind"} in der Datei.`,
+  showChart: "Diagramm",
+  chart: ({ kind, label, labels, series }: Chart) =>
+    `${kind === "bar" ? "Balkendiagramm" : "Liniendiagramm"} von ${series.map(({ name }) => name).join(", ")} nach ${label}, ${labels.length} Punkte`,
+  tick: (value: number) => tick.format(value),
+  point: (label: string, name: string, value: number) => `${label}, ${name}: ${number.format(value)}`,
   formulas:
     "Einige Zellen beginnen wie Formeln. Eine Tabellenkalkulation könnte sie ausrechnen: Öffne die Datei mit Vorsicht.",
   isolated: "Von einem Werkzeug gemacht. Es steht getrennt von der Seite und erreicht weder deine Daten noch das Netz.",
