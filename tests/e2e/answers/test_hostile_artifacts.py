@@ -68,7 +68,7 @@ def away() -> Iterator[Away]:
 
 @dataclass
 class Seen:
-    """What happened beside the page: windows, dialogs, downloads, and requests that were answered."""
+    """Events beside the page: windows, dialogs, downloads, and requests that were answered."""
 
     what: list[str] = field(default_factory=list)
 
