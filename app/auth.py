@@ -114,7 +114,7 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/api/(permissions|tools)", "tools"),
     ("/api/chats/[^/]+/permissions", "tools"),
     ("/mcp", "tools"),
-    ("/api/(chats|folders|memory|presets|prompts|runs|server|shares|strategies)", "chat"),
+    ("/api/(artifacts|chats|folders|memory|presets|prompts|runs|server|shares|strategies)", "chat"),
     ("/metrics", "metrics"),
 )
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)

@@ -25,6 +25,7 @@ from app.answering.tool_service import ToolService
 from app.anthropic.routes import router as anthropic_router
 from app.api import (
     accounts,
+    artifacts,
     chats,
     collections,
     documents,
@@ -69,8 +70,8 @@ if TYPE_CHECKING:
 
 # Exports come before chats: their addresses would be those of a chat's id.
 ROUTERS = (
-    chats.exchange_router, chats.router, memory.router, share.router, share.page_router, run_routes.router,
-    chats.folders_router, documents.router, files.router,
+    chats.exchange_router, chats.router, memory.router, share.router, share.page_router, artifacts.router,
+    run_routes.router, chats.folders_router, documents.router, files.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
     presets.router,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast
 
-from tools.errors import NotAnswered, NotProvided
+from tools.errors import NotAnswered, NotProvided, ToolError
 
 T = TypeVar("T")
 
@@ -55,6 +55,18 @@ class Question:
     choices: tuple[str, ...] | None = None
 
 
+MAX_ATTACHED = 16  # files of one call
+MAX_ATTACHED_BYTES = 8 << 20  # of one of them
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A file that a call made for the person."""
+
+    name: str
+    content: bytes
+
+
 Ask = Callable[[Question], Awaitable[str]]
 Provider = Callable[["Context", type], Any]  # a value of the type asked for, which typing cannot say here
 _NOBODY: Final = "nobody can be asked here; go on without the answer, or say what is missing."
@@ -74,12 +86,16 @@ class Context:
         ask: Ask | None = None,
         on_progress: Callable[[ToolProgressStep], None] | None = None,
         on_output: Callable[[str], None] | None = None,
+        keeps_files: bool = False,
     ) -> None:
+        """`keeps_files`: the host keeps the files that are attached."""
         self.user = user
         self.call_id = call_id
         self.tool = tool
         self.chat = chat
         self.sources = list[Source]()
+        self.files = list[AttachedFile]()
+        self._keeps_files = keeps_files
         self._provided = provided
         self._ask = ask
         self._on_progress = on_progress
@@ -107,6 +123,26 @@ class Context:
         if source not in self.sources:
             self.sources.append(source)
         return self.sources.index(source) + 1
+
+    def attach(self, name: str, content: str | bytes) -> bool:
+        """Gives the person a file, an artifact of the chat; a text is written as UTF-8. The model reads its name alone.
+
+        Returns whether it is kept: nobody keeps files where a tool is called outside of a chat.
+
+        Raises:
+            ToolError: the call has too many files, or this one is too large or has no name.
+        """
+        data = content.encode("utf-8", "replace") if isinstance(content, str) else content
+        if not self._keeps_files or self._ended:
+            return False
+        if not name.strip():
+            raise ToolError("A file that is attached has no name; give it one, such as table.csv.")
+        if len(self.files) >= MAX_ATTACHED:
+            raise ToolError(f"The call has {MAX_ATTACHED} files already, which is the limit; {name!r:.80} is one more.")
+        if len(data) > MAX_ATTACHED_BYTES:
+            raise ToolError(f"The file {name!r:.80} has {len(data)} bytes; accepted: {MAX_ATTACHED_BYTES}.")
+        self.files.append(AttachedFile(name, data))
+        return True
 
     async def ask(self, question: str, choices: Sequence[str] | None = None) -> str:
         """Asks the person and waits; the time does not count against the tool's timeout.

@@ -225,7 +225,7 @@ class Executor:
         return kept if self._clock() < until else None
 
     def _keep(self, tool: Tool, user: str, arguments: Mapping[str, Any], made: Result) -> None:
-        if not tool.cache_s:
+        if not tool.cache_s or made.artifacts:  # files are of one chat
             return
         key = (tool, user, canonical(arguments))
         self._cache[key] = (self._clock() + tool.cache_s, made)

@@ -90,6 +90,8 @@ class Invocations:
         try:
             value = await self._within(deadline, ctx, tool, arguments)
             result = result_of(value, tuple(ctx.sources), untrusted=tool.untrusted, max_chars=tool.max_chars)
+            if ctx.files and session.keep_files is not None:
+                result = result.with_artifacts(await session.keep_files(call.id, ctx.files))
         except TimedOut:
             message = f"{tool.name} took longer than its {tool.timeout_s:g} s and was stopped."
             doubt = "" if tool.idempotent else " It may or may not have had its effect."
@@ -135,6 +137,7 @@ class Invocations:
             ask=None if session.ask is None else ask,
             on_progress=on_progress,
             on_output=on_output,
+            keeps_files=session.keep_files is not None,
         )
         return ctx
 

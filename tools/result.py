@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -17,6 +17,25 @@ from tools.context import Source
 from tools.errors import ToolError
 
 _DELIMITER = re.compile(r"<(?=[\s/\\]*untrusted)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file of a call as the host keeps it. `version`: of its name in the chat, from 1. `size`: bytes."""
+
+    id: str
+    name: str
+    version: int
+    media_type: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Artifacts:
+    """The files of a call: those that are kept, and a sentence for each that is not."""
+
+    kept: tuple[Artifact, ...] = ()
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +48,15 @@ class Result:
     untrusted: bool = True
     truncated: int = 0
     ms: float = 0.0
+    artifacts: tuple[Artifact, ...] = ()
+
+    def with_artifacts(self, files: Artifacts) -> Result:
+        """The result with a call's files, which the text names."""
+        notes = list(files.refused)
+        if files.kept:
+            named = ", ".join(f"{each.name} (version {each.version}, {each.size} bytes)" for each in files.kept)
+            notes.insert(0, f"Files that the person sees: {named}.")
+        return replace(self, text="\n".join([self.text, *notes]), artifacts=files.kept)
 
     def framed(self, name: str) -> str:
         """The text as the model reads it; `name` is the tool's."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tools.call_policy import Decision, NeedsApproval
-from tools.context import Ask
+from tools.context import Ask, AttachedFile
+from tools.result import Artifacts
 from tools.tool import Tool
 
 
@@ -16,7 +17,8 @@ class Session:
 
     `approve` and `ask` reach a person; None where nobody can be reached, so that a call that needs approval is denied.
     `offered` are the tools in the model's prompt; None is any that there is. `own` are tools as this run alone has
-    them, by name, in the place of the registry's.
+    them, by name, in the place of the registry's. `keep_files` keeps the files of a call, named by its id; None where
+    nobody does.
     """
 
     user: str
@@ -27,3 +29,4 @@ class Session:
     tainted_by: set[str] = field(default_factory=set)
     offered: Collection[Tool] | None = None
     own: Mapping[str, Tool] = field(default_factory=dict)
+    keep_files: Callable[[str, Sequence[AttachedFile]], Awaitable[Artifacts]] | None = None

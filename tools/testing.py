@@ -25,7 +25,8 @@ from tools.tool import Tool
 
 
 class FakeContext(Context):
-    """A context that remembers: `steps` of progress, pieces of `outputs`, `questions`; `sources` as every context.
+    """A context that remembers: `steps` of progress, pieces of `outputs`, `questions`; `sources` as every context,
+    and attached `files` with `keeps_files`.
 
     `answers` are given to the tool's questions in turn; after the last, nobody answers. `provided` are the host's
     values, by type.
@@ -39,6 +40,7 @@ class FakeContext(Context):
         call_id: str = "call-1",
         answers: Sequence[str] = (),
         provided: Mapping[type, object] | None = None,
+        keeps_files: bool = False,
     ) -> None:
         self.steps = list[ToolProgressStep]()
         self.outputs = list[str]()
@@ -52,6 +54,7 @@ class FakeContext(Context):
             ask=self._answered,
             on_progress=self.steps.append,
             on_output=self.outputs.append,
+            keeps_files=keeps_files,
         )
 
     async def _answered(self, question: Question) -> str:

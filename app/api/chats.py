@@ -333,7 +333,8 @@ async def export_one(user: User, state: AppState, chat_id: str, given: ExportPar
     chat = await shared_chat(store, user, chat_id)
     text = await asyncio.to_thread(write, chat)
     # Should a browser show it all the same, it is no page of this server's.
-    headers = {**_attached(_export_name(chat.title), end), "Content-Security-Policy": f"sandbox; {POLICY}"}
+    attached = attachment(f"{_export_name(chat.title)}.{end}", f"chat.{end}")
+    headers = {**attached, "Content-Security-Policy": f"sandbox; {POLICY}"}
     return Response(text, media_type=media_type, headers={**headers, "X-Content-Type-Options": "nosniff"})
 
 
@@ -351,7 +352,7 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
 
 def attached_json(export: dict[str, Any], name: str) -> Response:
     """Returns JSON as a file of this name."""
-    return JSONResponse(export, headers=_attached(name, "json"))
+    return JSONResponse(export, headers=attachment(f"{name}.json", "chat.json"))
 
 
 def _export_name(title: str) -> str:
@@ -360,6 +361,8 @@ def _export_name(title: str) -> str:
     return " ".join(words.split()) or "chat"
 
 
-def _attached(name: str, end: str) -> dict[str, str]:
-    plain = name if name.isascii() else "chat"
-    return {"Content-Disposition": f"attachment; filename=\"{plain}.{end}\"; filename*=UTF-8''{quote(name)}.{end}"}
+def attachment(name: str, otherwise: str) -> dict[str, str]:
+    """Returns the header of a file to be saved as `name`, which has no quotation marks; by clients that know only ASCII
+    as `otherwise`, where it is not (RFC 6266)."""
+    plain = name if name.isascii() else otherwise
+    return {"Content-Disposition": f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(name, safe='')}"}

@@ -25,6 +25,7 @@ from typing import Literal
 from sqlalchemy import Connection, Integer, Table, bindparam, case, delete, func, literal_column, select, text, update
 from sqlalchemy.exc import IntegrityError
 
+from app.db.artifact_store import ArtifactStore
 from app.db.chat_exchange import ChatExchange
 from app.db.chat_store import Chats, Folders, chat_of, folder_of
 from app.db.connection import row
@@ -307,6 +308,7 @@ class Store:
         self.memory = Memory(database)
         self.shares = Shares(database)
         self.files = Files(database)
+        self.artifacts = ArtifactStore(database)
 
     @classmethod
     async def open(cls, data_dir: Path) -> Store:

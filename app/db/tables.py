@@ -16,6 +16,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -253,6 +254,22 @@ files = Table(  # of questions; retrieval has each as an attached collection und
     Column("created_at", NUMBER, nullable=False),
     Index("files_chat", "chat_id"),
     Index("files_user", "user"),
+)  # fmt: skip
+
+artifacts = Table(  # files that tools made
+    "artifacts", CHATS,
+    Column("id", Text, primary_key=True),
+    Column("chat_id", Text, ForeignKey(chats.c.id, ondelete="CASCADE"), nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("media_type", Text, nullable=False),
+    Column("size", Integer, nullable=False),  # bytes
+    Column("digest", Text, nullable=False),  # SHA-256 of the content
+    Column("created_at", NUMBER, nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    UniqueConstraint("chat_id", "name", "version"),
 )  # fmt: skip
 
 users = Table(

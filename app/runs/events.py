@@ -183,6 +183,16 @@ class ToolSource(BaseModel):
     end: int | None
 
 
+class ToolArtifact(BaseModel):
+    """A file that a call made, kept with the chat. `size`: bytes."""
+
+    id: str
+    name: str
+    version: int  # of its name in the chat, from 1
+    media_type: str
+    size: int
+
+
 class ToolResult(BaseModel):
     """`untrusted`: somebody else may have written it. `truncated`: characters that the model does not see."""
 
@@ -194,6 +204,7 @@ class ToolResult(BaseModel):
     untrusted: bool
     sources: list[ToolSource]
     ms: float
+    artifacts: list[ToolArtifact] = []
 
 
 class ToolError(BaseModel):

@@ -198,7 +198,7 @@ class Runs:
         )
         tools = RunTools(
             self._tool_service.executor, offered, run.log, run=run_id, chat=chat_id, user=ask.user, limits=self._limits,
-            tainted_by=history.read_from,
+            tainted_by=history.read_from, artifacts=self._store.artifacts,
         )  # fmt: skip
         run.begin(history, ask, tools if offered else None, await self._memory(chat_id, ask, begun))
         return Started(run_id, begun.message_id, question_id)

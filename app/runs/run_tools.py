@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -22,6 +23,7 @@ from app.runs.events import (
     ApprovalResolved,
     QuestionAnswered,
     QuestionAsked,
+    ToolArtifact,
     ToolCall,
     ToolError,
     ToolOutput,
@@ -39,6 +41,7 @@ from tools.outcome import Event as CallEvent
 from tools.session import Session
 
 if TYPE_CHECKING:
+    from app.db.artifact_store import ArtifactStore
     from app.runs.event_log import RunLog
     from tools.executor import Executor
     from tools.tool import Tool
@@ -65,7 +68,9 @@ class RunTools:
     def __init__(
         self, executor: Executor, offered: Sequence[Tool], log: RunLog, *, run: str, chat: str, user: str,
         limits: Limits, wait_s: float = WAIT_S, tainted_by: Collection[str] = (),
+        artifacts: ArtifactStore | None = None,
     ) -> None:  # fmt: skip
+        """`artifacts` keeps the files that tools make; without it they are gone with the call."""
         self.offered = {tool.name: tool for tool in offered}
         self.specs = [tool.spec() for tool in offered]
         self.limits = limits
@@ -79,6 +84,7 @@ class RunTools:
         self._session = Session(
             user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by),
             own={tool.name: tool for tool in offered if tool.origin == SKILLS},
+            keep_files=None if artifacts is None else partial(artifacts.keep, chat, run),
         )  # fmt: skip
 
     @property
@@ -234,6 +240,7 @@ def _logged(event: CallEvent) -> BaseModel:
             return ToolResult(
                 call_id=id, name=name, text=result.text[:SHOWN], truncated=result.truncated,
                 untrusted=result.untrusted, sources=sources, ms=event.ms,
+                artifacts=[ToolArtifact(**asdict(file)) for file in result.artifacts],
             )  # fmt: skip
         case CallError(outcome=outcome):
             return ToolError(call_id=id, name=name, kind=outcome.kind, message=outcome.result.text, ms=event.ms)

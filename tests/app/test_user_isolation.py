@@ -28,6 +28,7 @@ from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.app.library import add
+from tools.context import AttachedFile
 from tools.grants import Grant
 
 pytestmark = pytest.mark.slow
@@ -143,6 +144,7 @@ class Two:
             "/api/prompts",
             "/api/memory",
             "/api/shares",
+            f"/api/chats/{self.ids['chat_id']}/artifacts",
             f"/v1/responses/{self.ids['response_id']}",
         )
         own = f"/api/collections/{self.ids['collection_id']}"
@@ -182,6 +184,8 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     folder = bob.post("/api/folders", json={"name": SECRET}).json()["id"]
     preset = bob.post("/api/presets", json={"name": SECRET, "settings": {"system": SECRET}}).json()["id"]
     prompt = bob.post("/api/prompts", json={"name": SECRET, "text": SECRET}).json()["id"]
+    artifacts = server.app.state.ponder.store.artifacts
+    (made,) = server.on_loop(artifacts.keep(chat, run, "c", [AttachedFile(f"{SECRET}.html", SECRET.encode())])).kept
     sequence = bob.post("/api/sequences", json={"prompt": SECRET, "lease_s": 300}).json()["id"]
     said = bob.post("/v1/responses", json={"model": "tiny", "input": SECRET, "max_output_tokens": 2}).json()["id"]
     return {
@@ -190,6 +194,7 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
         "number": str(note), "member": "alice", "page": "1", "approval_id": "call-1", "question_id": "call-1",
         "document_folder": str(papers), "preset_id": preset, "prompt_id": prompt, "share_id": share,
         "file_id": sent,
+        "artifact_id": made.id,
     }  # fmt: skip
 
 

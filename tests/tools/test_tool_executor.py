@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import pytest
 
 from ponder import Context, Depends, NotAnswered, Question, Source, Tool, Toolset, tool
 from tests.tools.executor_bench import Bench, add, broken, save
+from tools.context import AttachedFile
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted, Event
+from tools.result import Artifact, Artifacts
 
 
 @tool(permission="read", timeout=0.05)
@@ -436,3 +438,41 @@ def test_a_tool_of_a_toolset_takes_self() -> None:
     for kind in (staticmethod, classmethod):
         with pytest.raises(ToolDeclarationError, match=f"Bad.inner is a {kind.__name__}"):
             declare(kind)
+
+
+@tool(permission="read", cache=60)
+def draw(ctx: Context, count: int, size: int = 1) -> str:
+    """Draws."""
+    return " ".join(str(ctx.attach(f"{number}.svg", "x" * size)) for number in range(count))
+
+
+async def test_files_of_a_call_are_kept_by_the_host_and_named_to_the_model() -> None:
+    bench, kept = Bench(draw), list[tuple[str, list[AttachedFile]]]()
+
+    async def keep(call_id: str, files: Sequence[AttachedFile]) -> Artifacts:
+        kept.append((call_id, list(files)))
+        return Artifacts((Artifact("art_1", "0.svg", 3, "image/svg+xml", 1),), ("1.svg is not kept: no room.",))
+
+    alone = await bench.one("draw", count=1)
+    assert (alone.result.text, alone.result.artifacts) == ("False", ())  # nobody keeps it
+    bench.session.keep_files = keep
+    made = await bench.one("draw", count=2)
+    assert kept == [("c2", [AttachedFile("0.svg", b"x"), AttachedFile("1.svg", b"x")])]
+    said = "True True\nFiles that the person sees: 0.svg (version 3, 1 bytes).\n1.svg is not kept: no room."
+    assert made.result.text == said and made.result.artifacts[0].id == "art_1"
+    again = await bench.one("draw", count=2)  # a result with files is another chat's too if it is kept
+    assert not again.cached and len(kept) == 2
+    replayed = await bench.executor.run([Call("c2", "draw", {"count": 2})], bench.session)
+    assert replayed[0].replayed and replayed[0].result.artifacts == made.result.artifacts and len(kept) == 2
+
+
+@pytest.mark.parametrize(("count", "size", "limit"), [(17, 1, "16 files"), (1, (8 << 20) + 1, "accepted: 8388608")])
+async def test_a_call_with_too_much_to_attach_fails_with_the_limit(count: int, size: int, limit: str) -> None:
+    bench = Bench(draw)
+
+    async def keep(call_id: str, files: Sequence[AttachedFile]) -> Artifacts:
+        raise AssertionError("nothing is kept of a call that failed")
+
+    bench.session.keep_files = keep
+    failed = await bench.one("draw", count=count, size=size)
+    assert failed.kind == "error" and limit in failed.text

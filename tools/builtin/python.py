@@ -6,11 +6,12 @@ nothing of how code is isolated.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from ponder import Context, tool
+from ponder import Context, ToolError, tool
 from tools.sandbox import Finished, Pure, Sandbox
 
 MAX_CODE = 100_000  # characters
@@ -22,12 +23,13 @@ Code = Annotated[str, Field(min_length=1, max_length=MAX_CODE)]
 async def python(ctx: Context, code: Code) -> str:
     """Run Python 3 with its standard library, without network, in a fresh place each time: nothing is kept.
 
-    The last expression's value and what is printed come back.
+    The last expression's value and what is printed come back. Files that it writes in its folder, such as a CSV, SVG
+    or HTML file, are shown to the person.
 
     Args:
         code: the program; print what you need, or end with an expression.
     """
-    return rendered(await ctx.get(Sandbox).run(code))
+    return attached(ctx, await ctx.get(Sandbox).run(code))
 
 
 @tool(permission="none", timeout=30)
@@ -42,6 +44,19 @@ async def small_python(ctx: Context, code: Code) -> str:
         code: the program; print what you need, or end with an expression.
     """
     return rendered(await ctx.get(Pure).run(code))
+
+
+def attached(ctx: Context, finished: Finished) -> str:
+    """Attaches the files that a run made, and returns how it ended: `rendered`, with the files that nobody keeps."""
+    left = dict[str, bytes]()
+    left_out = dict(finished.left_out)
+    for name, content in finished.files.items():
+        try:
+            if not ctx.attach(name, content):
+                left[name] = content
+        except ToolError as error:
+            left_out[name] = str(error)
+    return rendered(replace(finished, files=left, left_out=left_out))
 
 
 def rendered(finished: Finished) -> str:

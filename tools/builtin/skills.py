@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ponder import Context, Retry, Tool, ToolError
-from tools.builtin.python import rendered
+from tools.builtin.python import attached
 from tools.sandbox import Finished, Sandbox, SandboxFailed
 from tools.skills import BadSkill, Skill, SkillLibrary, UnknownSkill
 
@@ -145,7 +145,7 @@ async def _run(ctx: Context, library: SkillLibrary, name: str, script: str, argu
         finished = await sandbox.run(code, files={_PACKED: packed}, timeout_s=60)
     except SandboxFailed as error:
         raise ToolError(str(error)) from None
-    return "\n".join([rendered(finished), *_made(finished)])
+    return "\n".join([attached(ctx, finished), *_made(finished)])
 
 
 def _made(finished: Finished) -> list[str]:

@@ -27,7 +27,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from tools.context import Context
 from tools.errors import ToolError
 from tools.mcp.mcp_settings import McpSettings, check_name
-from tools.mcp.offers import MAX_COUNT, content_of, tools_of
+from tools.mcp.offers import MAX_COUNT, content_of, files_of, tools_of
 from tools.mcp.transports import ServerFault, StdioTransport, described, http_transport
 from tools.registry import Registry
 from tools.result import shorten
@@ -121,6 +121,8 @@ class McpServer:
             raise ToolError(f"The MCP server {self.name} did not give a result: {described(error)}") from None
         if result.is_error:
             raise ToolError(_error_text(result))
+        for name, content in files_of(result):
+            ctx.attach(name, content)
         return content_of(result)
 
     async def _keep(self) -> None:

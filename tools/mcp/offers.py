@@ -8,7 +8,9 @@ becomes its text, its JSON value, or a note of content that could not be shown.
 
 from __future__ import annotations
 
+import base64
 import json
+import mimetypes
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import Any
 
 from mcp.types import (
     AudioContent,
+    BlobResourceContents,
     CallToolResult,
     ContentBlock,
     EmbeddedResource,
@@ -149,6 +152,44 @@ def content_of(result: CallToolResult) -> Any:
     if result.structured_content is not None and not any(isinstance(each, TextContent) for each in result.content):
         return result.structured_content
     return "\n".join(_shown(each) for each in result.content)
+
+
+def files_of(result: CallToolResult) -> list[tuple[str, bytes]]:
+    """Pictures, recordings and embedded resources of a result, as files with names that say their type."""
+    files = list[tuple[str, bytes]]()
+    for block in result.content:
+        kind, name = "", f"result-{len(files) + 1}"
+        match block:
+            case ImageContent(data=data, mime_type=kind) | AudioContent(data=data, mime_type=kind):
+                content = _decoded(data)
+            case EmbeddedResource(resource=resource):
+                kind, name = resource.mime_type or "", str(resource.uri).rstrip("/").rpartition("/")[2] or name
+                content = resource_bytes(resource)
+            case _:
+                continue
+        if content is not None:
+            files.append((_with_end(name, kind), content))
+    return files
+
+
+def resource_bytes(resource: TextResourceContents | BlobResourceContents) -> bytes | None:
+    """The content of a resource; None where it is no base64."""
+    if isinstance(resource, TextResourceContents):
+        return resource.text.encode("utf-8", "replace")
+    return _decoded(resource.blob)
+
+
+def _decoded(data: str) -> bytes | None:
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        return None
+
+
+def _with_end(name: str, media_type: str) -> str:
+    """Returns the name with the end that its media type has, where it has no end."""
+    end = mimetypes.guess_extension(media_type.partition(";")[0].strip()) or ""
+    return name if re.search(r"\.\w{1,8}$", name) else name + end
 
 
 def _shown(block: ContentBlock) -> str:

@@ -41,6 +41,7 @@ from app.runs.events import (
     ToolCall,
     ToolResult,
 )
+from tests.e2e.support.fake_artifacts import Artifacts, artifacts_of
 from tests.e2e.support.fake_documents import Shelved, documents_of, usual
 from tests.e2e.support.fake_presets import Shelf, presets_of
 
@@ -176,6 +177,7 @@ class World:
     offer: Offer = field(default_factory=Offer)
     documents: dict[int, Shelved] = field(default_factory=usual)
     shelf: Shelf = field(default_factory=Shelf)
+    artifacts: Artifacts = field(default_factory=dict)
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -192,6 +194,7 @@ def error(status: int, message: str) -> JSONResponse:
 def build_app(world: World) -> FastAPI:
     app = FastAPI()
     app.include_router(documents_of(world.documents))
+    app.include_router(artifacts_of(world.artifacts))
 
     @app.get("/api/session")
     async def session() -> Any:
@@ -200,15 +203,9 @@ def build_app(world: World) -> FastAPI:
     @app.get("/api/server")
     async def server() -> dict[str, Any]:
         return {
-            "version": "0.1.0",
-            "model": "fake",
-            "max_model_len": 4096,
-            "device": "cpu",
-            "dtype": "bfloat16",
-            "about": ABOUT,
-            "starters": STARTERS,
-            "max_upload": 1 << 20,
-        }
+            "version": "0.1.0", "model": "fake", "max_model_len": 4096, "device": "cpu", "dtype": "bfloat16",
+            "about": ABOUT, "starters": STARTERS, "max_upload": 1 << 20,
+        }  # fmt: skip
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from app.runs.events import (
     ThinkingWait,
     ToolProgress,
 )
+from tests.e2e.support.fake_artifacts import keep, with_files
 from tests.e2e.support.fake_server import ABOUT, USAGE, FakeServer, Gate, Script, answer, thinking
 from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
 
@@ -41,6 +42,9 @@ WORDS = (
     "\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n1. one\n2. two\n\n> A quotation.\n\nThe end."
 )
 FORMULAS = "$e^{i\\pi} + 1 = 0$\n\n$$\n\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\n$$\n\nThe end."
+NUMBERS = (
+    '{"columns": ["city", "people", "area"], "rows": [["Bonn", 331, 141], ["Ulm", 128, 118], ["Köln", 1087, 405]]}'
+)
 HOLD: Script = [Gate("hold")]
 WRITE = call("write_file", '{"path": "plan.md"}')
 FIRST, SECOND = "The dam was finished in **1931**, two years late. [S1]", "It cost more than planned. [unsupported]"
@@ -189,6 +193,27 @@ def new_folder(page: Page, _: FakeServer) -> None:
     expect(page.get_by_role("textbox", name="Name of the folder")).to_be_focused()
 
 
+def with_a_file(name: str, content: str, then: Bring = lambda page, fake: None) -> Bring:
+    """A call that made a file, whose panel is opened."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        keep(fake.world.artifacts, name, "an earlier version")
+        file = keep(fake.world.artifacts, name, content)
+        made = with_files("python", "It ran.", file, call_id="c")
+        asked("The end.", [call("python", "{}", "c"), made, *answer("The end.")])(page, fake)
+        page.get_by_role("button", name=f"{name} version 2").click()
+        expect(page.get_by_role("dialog").get_by_role("combobox")).to_be_visible()
+        then(page, fake)
+
+    return bring
+
+
+def charted(page: Page, _: FakeServer) -> None:
+    page.get_by_role("button", name="sql_query").click()
+    page.get_by_role("button", name="Chart", exact=True).click()
+    expect(page.get_by_role("img", name="Bar chart")).to_be_visible()
+
+
 def private_chat(page: Page, fake: FakeServer) -> None:
     """A chat that is private now, with an answer of another server's model from before."""
     fake.world.offer.models = [*fake.world.offer.models, {"id": "big", "thinks": False, "tools": True, "remote": True}]
@@ -275,6 +300,11 @@ STATES: dict[str, Bring] = {
     "called": asked("The end.", CALLED, answer("The end."), then=pressed("calculator", "[aria-label=Result]")),
     "calling": asked("page 3", [call("fetch", "{}", "c"), PROGRESS, *HOLD]),
     "approval": asks_first(),
+    "chart of a result": asked(
+        "The end.", [call("sql_query", "{}", "c"), result("sql_query", NUMBERS, "c")], answer("The end."), then=charted
+    ),
+    "table of a file": with_a_file("cities.csv", "city,people\nBonn,331885\nKöln,=1+1\n"),
+    "page of a file": with_a_file("page.html", "<!doctype html><html lang=en><title>t</title><main><h1>Hi</h1></main>"),
     "denied": asks_first(then=pressed("Deny")),
     "question of a tool": asks_where,
     "failed": asked("The engine failed", BROKE),

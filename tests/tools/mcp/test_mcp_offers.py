@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.types import (
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    TextContent,
+    TextResourceContents,
+    ToolAnnotations,
+)
 from mcp.types import Tool as Offered
-from mcp.types import ToolAnnotations
 from pydantic import ValidationError
 
 from tools.errors import ToolError
 from tools.mcp.mcp_client import McpServer
 from tools.mcp.mcp_settings import McpSettings
-from tools.mcp.offers import DESCRIPTION, MAX_COUNT, SCHEMA, tools_of
+from tools.mcp.offers import DESCRIPTION, MAX_COUNT, SCHEMA, files_of, tools_of
 from tools.registry import Registry
 from tools.tool import tool
 
@@ -146,3 +154,22 @@ def test_the_manual_s_example_is_accepted_and_its_defaults_are_these() -> None:
     assert (made["files"].allowed, made["tickets"].allowed) == ("execute", "write")
     table = manual.split("| key |")[1].split("\n\n")[0]
     assert {line.split("`")[1] for line in table.splitlines()[2:]} == set(McpSettings.model_fields)
+
+
+def test_pictures_and_resources_of_a_result_are_files() -> None:
+    result = CallToolResult(
+        content=[
+            TextContent(type="text", text="done"),
+            ImageContent(type="image", data="aGk=", mime_type="image/png"),
+            ImageContent(type="image", data="no base64!", mime_type="image/png"),
+            EmbeddedResource(
+                type="resource",
+                resource=TextResourceContents(uri="file:///x/../t.csv", text="a,b", mime_type="text/csv"),
+            ),
+            EmbeddedResource(
+                type="resource",
+                resource=BlobResourceContents(uri="data://chart/", blob="aGk=", mime_type="image/svg+xml"),
+            ),
+        ]
+    )
+    assert files_of(result) == [("result-1.png", b"hi"), ("t.csv", b"a,b"), ("chart.svg", b"hi")]

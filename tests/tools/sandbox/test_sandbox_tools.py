@@ -23,6 +23,16 @@ async def test_python_tells_value_output_errors_and_files() -> None:
         assert good.untrusted  # it may print what a document that it was given says
 
 
+@needs_sandboxes
+async def test_files_that_python_writes_are_attached_where_they_are_kept() -> None:
+    code = "import os\nos.mkdir('out')\nopen('out/t.csv', 'w').write('a\\n1\\n')\nopen('p.svg', 'w').write('<svg/>')"
+    async with await Sandbox.open(SMALL) as sandbox:
+        ctx = FakeContext(provided={Sandbox: sandbox}, keeps_files=True)
+        made = await call_tool(python, ctx, code=code)
+    assert {file.name: file.content for file in ctx.files} == {"out/t.csv": b"a\n1\n", "p.svg": b"<svg/>"}
+    assert "gone with it" not in made.text
+
+
 async def test_small_python_computes_without_a_sandbox() -> None:
     async with await Pure.open() as pure:
         result = await call_tool(small_python, FakeContext(provided={Pure: pure}), code="sum(range(10))")

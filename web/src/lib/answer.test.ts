@@ -48,7 +48,7 @@ const TOOLS: RunEvent[] = [
   { type: "tool.progress", ...call, text: "half", done: 1, total: 2 },
   { type: "tool.output", ...call, text: "one " },
   { type: "tool.output", ...call, text: "two" },
-  { type: "tool.result", ...call, text: "written", truncated: 0, untrusted: false, sources: [], ms: 12 },
+  { type: "tool.result", ...call, text: "written", truncated: 0, untrusted: false, sources: [], artifacts: [], ms: 12 },
   { type: "question.asked", call_id: "c2", name: "ask", question_id: "q", text: "?", choices: ["a"], expires_at: 9 },
   { type: "question.answered", call_id: "c2", question_id: "q", text: "a" },
   { type: "tool.error", call_id: "c2", name: "ask", kind: "failed", message: "It broke.", ms: 3 },

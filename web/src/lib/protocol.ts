@@ -22,6 +22,15 @@ export interface SourceShown {
   score: number;
 }
 
+/** A file that a call made, kept with the chat. `size`: bytes. */
+export interface ToolArtifact {
+  id: string;
+  name: string;
+  version: number;
+  media_type: string;
+  size: number;
+}
+
 export interface ToolSource {
   title: string;
   url: string | null;
@@ -177,6 +186,7 @@ export interface ToolResult {
   untrusted: boolean;
   sources: ToolSource[];
   ms: number;
+  artifacts: ToolArtifact[];
 }
 
 export interface ToolError {

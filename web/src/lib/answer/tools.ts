@@ -9,6 +9,7 @@ import type {
   NoteKept,
   QuestionAnswered,
   QuestionAsked,
+  ToolArtifact,
   ToolCall,
   ToolError,
   ToolOutput,
@@ -51,6 +52,7 @@ export interface Call {
     readonly sources: readonly ToolSource[];
   } | null;
   readonly error: { readonly kind: string; readonly message: string } | null;
+  readonly artifacts: readonly ToolArtifact[]; // files that it made
   readonly ms: number | null;
   readonly approval: Approval | null;
   readonly questions: readonly Question[];
@@ -91,6 +93,7 @@ const begun = (id: string, name: string): Call => ({
   output: "",
   result: null,
   error: null,
+  artifacts: [],
   ms: null,
   approval: null,
   questions: [],
@@ -115,7 +118,8 @@ function change(call: Call, event: ToolEvent): Partial<Call> {
       return { output: (call.output + event.text).slice(-LONGEST_OUTPUT) };
     case "tool.result": {
       const { text, truncated, untrusted, sources } = event;
-      return { state: "done", result: { text, truncated, untrusted, sources }, ms: event.ms };
+      const artifacts = event.artifacts ?? []; // logs of old have none
+      return { state: "done", result: { text, truncated, untrusted, sources }, artifacts, ms: event.ms };
     }
     case "tool.error":
       return { state: "failed", error: { kind: event.kind, message: event.message }, ms: event.ms };

@@ -1,0 +1,37 @@
+import type { Chart } from "../../artifacts/chart";
+
+/** What is said of files that tools made, in English. */
+const tick = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+const number = new Intl.NumberFormat("en");
+const size = (bytes: number): string =>
+  bytes < 1000
+    ? `${number.format(bytes)} ${bytes === 1 ? "byte" : "bytes"}`
+    : bytes < 1e6
+      ? `${number.format(Math.round(bytes / 1024))} KB`
+      : `${(bytes / 1048576).toLocaleString("en", { maximumFractionDigits: 1 })} MB`;
+const time = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeStyle: "short" });
+
+export const en = {
+  files: "Files",
+  facts: (version: number, bytes: number) => (version > 1 ? `version ${version} · ${size(bytes)}` : size(bytes)),
+  version: "Version",
+  versionFrom: (version: number, at: number) => `${version}, ${time.format(at * 1000)}`,
+  download: "Download",
+  close: "Close",
+  preview: (name: string) => `Preview of ${name}`,
+  table: (name: string) => `Table ${name}`,
+  loading: "Loading…",
+  noPreview: "There is no preview of this kind of file. It can be downloaded.",
+  unreachable: "It could not be read. Try again.",
+  gone: "This file is not there any more.",
+  moreRows: (n: number) => `${number.format(n)} more ${n === 1 ? "row is" : "rows are"} in the file.`,
+  showChart: "Chart",
+  chart: ({ kind, label, labels, series }: Chart) =>
+    `${kind === "bar" ? "Bar chart" : "Line chart"} of ${series.map(({ name }) => name).join(", ")} by ${label}, ${labels.length} points`,
+  tick: (value: number) => tick.format(value),
+  point: (label: string, name: string, value: number) => `${label}, ${name}: ${number.format(value)}`,
+  formulas: "Some cells begin as formulas do. A spreadsheet program may compute them: open the download with care.",
+  isolated: "Made by a tool. It is shown apart from the page, and can reach neither your data nor the network.",
+};
+
+export type ArtifactStrings = typeof en;
