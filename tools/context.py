@@ -60,7 +60,7 @@ MAX_ATTACHED_BYTES = 8 << 20  # of one of them
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedFile:
+class FileContent:
     """A file that a call made for the person."""
 
     name: str
@@ -94,7 +94,7 @@ class Context:
         self.tool = tool
         self.chat = chat
         self.sources = list[Source]()
-        self.files = list[AttachedFile]()
+        self.files = list[FileContent]()
         self._keeps_files = keeps_files
         self._provided = provided
         self._ask = ask
@@ -141,7 +141,7 @@ class Context:
             raise ToolError(f"The call has {MAX_ATTACHED} files already, which is the limit; {name!r:.80} is one more.")
         if len(data) > MAX_ATTACHED_BYTES:
             raise ToolError(f"The file {name!r:.80} has {len(data)} bytes; accepted: {MAX_ATTACHED_BYTES}.")
-        self.files.append(AttachedFile(name, data))
+        self.files.append(FileContent(name, data))
         return True
 
     async def ask(self, question: str, choices: Sequence[str] | None = None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tools.call_policy import Decision, NeedsApproval
-from tools.context import Ask, AttachedFile
+from tools.context import Ask, FileContent
 from tools.result import Artifacts
 from tools.tool import Tool
 
@@ -29,4 +29,4 @@ class Session:
     tainted_by: set[str] = field(default_factory=set)
     offered: Collection[Tool] | None = None
     own: Mapping[str, Tool] = field(default_factory=dict)
-    keep_files: Callable[[str, Sequence[AttachedFile]], Awaitable[Artifacts]] | None = None
+    keep_files: Callable[[str, Sequence[FileContent]], Awaitable[Artifacts]] | None = None

@@ -141,6 +141,20 @@ async def attached(library: Library, user: str, sent: Sequence[SentFile]) -> lis
     return [AttachedShown.of(each, found.get(each.id or "")) for each in sent]
 
 
+async def files_to_send(state: State, user: str, chat_id: str, ids: Sequence[str]) -> list[SentFile]:
+    """Returns the files that a question of a chat is sent with, as its message is to keep them.
+
+    Raises:
+        NotThere: there is no such file, or it is another chat's.
+        ApiError: one is given twice, is still being read, or could not be read.
+    """
+    if twice := next((id for at, id in enumerate(ids) if id in ids[:at]), None):
+        raise invalid("files", f"files has {twice!r:.60} twice; accepted: each once.")
+    sent = await state.store.files.for_chat(user, chat_id, ids)
+    check_ready(await attached(state.library, user, sent))
+    return sent
+
+
 def check_ready(files: Iterable[AttachedShown]) -> None:
     """
     Raises:

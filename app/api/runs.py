@@ -24,7 +24,7 @@ from app.answering.remote_model import RemoteModel
 from app.answering.request_images import RequestImages
 from app.answering.served_model import ServedModel
 from app.answering.tool_service import UnknownTool
-from app.api.files import attached, check_ready
+from app.api.files import files_to_send
 from app.config import AUTO_NAME, DEFAULT_NAME
 from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import AppState, Asker, User, check_reasoning_scopes, check_scope
@@ -212,7 +212,7 @@ async def start_run(
     wanted = given.completed(chat["settings"] or {})
     if wanted.collections is not None or wanted.files is not None:
         check_scope(who, "documents")
-    files = await _files(state, user, chat_id, wanted)
+    files = await files_to_send(state, user, chat_id, wanted.files or ())
     if wanted.tools is not None or wanted.skills:
         check_scope(who, "tools")
     check_reasoning_scopes(wanted.checker, wanted.strategy_options, who)
@@ -308,21 +308,6 @@ async def check_settings(state: State, user: str, settings: ChatSettings) -> dic
     if isinstance(settings.collections, list):
         await asyncio.to_thread(state.library.rights.readable, user, settings.collections)
     return settings.kept()
-
-
-async def _files(state: State, user: str, chat_id: str, wanted: RunRequest) -> list[SentFile]:
-    """Returns the files of a question, as its message is to keep them.
-
-    Raises:
-        NotThere: there is no such file, or it is another chat's.
-        ApiError: one is given twice, is still being read, or could not be read.
-    """
-    given = wanted.files or []
-    if twice := next((id for at, id in enumerate(given) if id in given[:at]), None):
-        raise invalid("files", f"files has {twice!r:.60} twice; accepted: each once.")
-    sent = await state.store.files.for_chat(user, chat_id, given)
-    check_ready(await attached(state.library, user, sent))
-    return sent
 
 
 def _check_research(wanted: RunRequest, there: Collection[str], has_files: bool) -> None:

@@ -17,7 +17,7 @@ from app.db.connection import row, rows
 from app.db.database import Database
 from app.db.sqlite import NotThere, Row, new_id
 from app.db.tables import artifacts, chats
-from tools.context import AttachedFile
+from tools.context import FileContent
 from tools.result import Artifact, Artifacts
 
 MAX_NAME = 120  # characters
@@ -86,7 +86,7 @@ class ArtifactStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def keep(self, chat_id: str, run_id: str, call_id: str, files: Sequence[AttachedFile]) -> Artifacts:
+    async def keep(self, chat_id: str, run_id: str, call_id: str, files: Sequence[FileContent]) -> Artifacts:
         """Keeps the files of a call. One with the bytes of its name's newest version is that version.
 
         A file beyond a limit is refused with a sentence, and so is every file of a chat that is gone.
@@ -119,7 +119,7 @@ class ArtifactStore:
         return found
 
 
-def _keep(db: Connection, chat_id: str, run_id: str, call_id: str, files: Sequence[AttachedFile]) -> Artifacts:
+def _keep(db: Connection, chat_id: str, run_id: str, call_id: str, files: Sequence[FileContent]) -> Artifacts:
     kept, refused = list[Artifact](), list[str]()
     chat = row(db, select(chats).where(chats.c.id == chat_id))
     for file in files:

@@ -14,7 +14,7 @@ import pytest
 
 from ponder import Context, Depends, NotAnswered, Question, Source, Tool, Toolset, tool
 from tests.tools.executor_bench import Bench, add, broken, save
-from tools.context import AttachedFile
+from tools.context import FileContent
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted, Event
 from tools.result import Artifact, Artifacts
 
@@ -447,9 +447,9 @@ def draw(ctx: Context, count: int, size: int = 1) -> str:
 
 
 async def test_files_of_a_call_are_kept_by_the_host_and_named_to_the_model() -> None:
-    bench, kept = Bench(draw), list[tuple[str, list[AttachedFile]]]()
+    bench, kept = Bench(draw), list[tuple[str, list[FileContent]]]()
 
-    async def keep(call_id: str, files: Sequence[AttachedFile]) -> Artifacts:
+    async def keep(call_id: str, files: Sequence[FileContent]) -> Artifacts:
         kept.append((call_id, list(files)))
         return Artifacts((Artifact("art_1", "0.svg", 3, "image/svg+xml", 1),), ("1.svg is not kept: no room.",))
 
@@ -457,7 +457,7 @@ async def test_files_of_a_call_are_kept_by_the_host_and_named_to_the_model() -> 
     assert (alone.result.text, alone.result.artifacts) == ("False", ())  # nobody keeps it
     bench.session.keep_files = keep
     made = await bench.one("draw", count=2)
-    assert kept == [("c2", [AttachedFile("0.svg", b"x"), AttachedFile("1.svg", b"x")])]
+    assert kept == [("c2", [FileContent("0.svg", b"x"), FileContent("1.svg", b"x")])]
     said = "True True\nFiles that the person sees: 0.svg (version 3, 1 bytes).\n1.svg is not kept: no room."
     assert made.result.text == said and made.result.artifacts[0].id == "art_1"
     again = await bench.one("draw", count=2)  # a result with files is another chat's too if it is kept
@@ -470,7 +470,7 @@ async def test_files_of_a_call_are_kept_by_the_host_and_named_to_the_model() -> 
 async def test_a_call_with_too_much_to_attach_fails_with_the_limit(count: int, size: int, limit: str) -> None:
     bench = Bench(draw)
 
-    async def keep(call_id: str, files: Sequence[AttachedFile]) -> Artifacts:
+    async def keep(call_id: str, files: Sequence[FileContent]) -> Artifacts:
         raise AssertionError("nothing is kept of a call that failed")
 
     bench.session.keep_files = keep

@@ -15,7 +15,7 @@ from app.db.artifact_store import MAX_NAME, clean_name, media_type_of
 from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.db.tables import artifacts
-from tools.context import AttachedFile
+from tools.context import FileContent
 
 PNG = b"\x89PNG\r\n\x1a\n..."
 
@@ -82,11 +82,11 @@ def test_a_type_is_what_the_bytes_bear_out(name: str, content: bytes, media_type
 async def test_the_same_name_again_is_a_new_version_and_the_same_bytes_are_not(store: Store) -> None:
     chat, other = await chat_of(store), await chat_of(store)
     artifacts = store.artifacts
-    first = await artifacts.keep(chat, "run_1", "c1", [AttachedFile("a.csv", b"1"), AttachedFile("b.csv", b"1")])
-    again = await artifacts.keep(chat, "run_1", "c2", [AttachedFile("a.csv", b"1")])
-    second = await artifacts.keep(chat, "run_2", "c1", [AttachedFile("a.csv", b"2")])
-    back = await artifacts.keep(chat, "run_3", "c1", [AttachedFile("a.csv", b"1")])
-    beside = await artifacts.keep(other, "run_4", "c1", [AttachedFile("a.csv", b"1")])
+    first = await artifacts.keep(chat, "run_1", "c1", [FileContent("a.csv", b"1"), FileContent("b.csv", b"1")])
+    again = await artifacts.keep(chat, "run_1", "c2", [FileContent("a.csv", b"1")])
+    second = await artifacts.keep(chat, "run_2", "c1", [FileContent("a.csv", b"2")])
+    back = await artifacts.keep(chat, "run_3", "c1", [FileContent("a.csv", b"1")])
+    beside = await artifacts.keep(other, "run_4", "c1", [FileContent("a.csv", b"1")])
     assert [each.version for each in (*first.kept, *again.kept, *second.kept, *back.kept)] == [1, 1, 1, 2, 3]
     assert again.kept == first.kept[:1] and beside.kept[0].version == 1
     listed = await artifacts.of("ana", chat)
@@ -99,7 +99,7 @@ async def test_the_same_name_again_is_a_new_version_and_the_same_bytes_are_not(s
 
 async def test_nobody_else_finds_it_and_it_goes_with_its_chat(store: Store) -> None:
     chat, his = await chat_of(store), await chat_of(store, "bob")
-    (kept,) = (await store.artifacts.keep(chat, "r", "c", [AttachedFile("a.csv", b"1")])).kept
+    (kept,) = (await store.artifacts.keep(chat, "r", "c", [FileContent("a.csv", b"1")])).kept
     for missing in (store.artifacts.get("bob", kept.id), store.artifacts.of("bob", chat)):
         with pytest.raises(NotThere):
             await missing
@@ -110,9 +110,9 @@ async def test_nobody_else_finds_it_and_it_goes_with_its_chat(store: Store) -> N
     assert (await store.artifacts.get("ana", kept.id))["content"] == b"1"
     await store.deleted.delete("chat", "ana", chat)
     await store.deleted.purge(0)
-    gone = await store.artifacts.keep(chat, "r", "c", [AttachedFile("a.csv", b"1")])
+    gone = await store.artifacts.keep(chat, "r", "c", [FileContent("a.csv", b"1")])
     assert gone.kept == () and gone.refused == ("a.csv is not kept: its chat is gone.",)
-    await store.artifacts.keep(his, "r", "c", [AttachedFile("a.csv", b"1")])
+    await store.artifacts.keep(his, "r", "c", [FileContent("a.csv", b"1")])
     await store.delete_user("bob")
     assert await store.database.rows(select(artifacts.c.id)) == []
 
@@ -126,7 +126,7 @@ async def test_what_passes_a_limit_is_refused_with_it(
 ) -> None:
     chat = await chat_of(store)
     monkeypatch.setattr(artifact_store, limit, 2)
-    files = [AttachedFile(f"{number}.txt", b"x") for number in range(3)]
+    files = [FileContent(f"{number}.txt", b"x") for number in range(3)]
     made = await store.artifacts.keep(chat, "r", "c", files)
     assert [each.name for each in made.kept] == ["0.txt", "1.txt"]
     (refused,) = made.refused

@@ -12,7 +12,7 @@ import pytest
 from tests.app.chatting import log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.library import error
-from tools.context import AttachedFile
+from tools.context import FileContent
 from tools.result import Artifact
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def calculate(ctx: Context, expression: str) -> str:
 
 def kept(server: Server, chat: str, name: str, content: bytes) -> Artifact:
     store = server.app.state.ponder.store.artifacts
-    (made,) = server.on_loop(store.keep(chat, "run_1", "call_1", [AttachedFile(name, content)])).kept
+    (made,) = server.on_loop(store.keep(chat, "run_1", "call_1", [FileContent(name, content)])).kept
     return made
 
 
