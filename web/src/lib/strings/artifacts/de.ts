@@ -33,5 +33,5 @@ export const de: ArtifactStrings = {
   point: (label: string, name: string, value: number) => `${label}, ${name}: ${number.format(value)}`,
   formulas:
     "Einige Zellen beginnen wie Formeln. Eine Tabellenkalkulation könnte sie ausrechnen: Öffne die Datei mit Vorsicht.",
-  isolated: "Von einem Werkzeug gemacht. Es steht getrennt von der Seite und erreicht weder deine Daten noch das Netz.",
+  isolated: "Von einem Werkzeug gemacht. Es steht getrennt von der Seite und kann deine Daten nicht lesen und lädt nichts aus dem Netz.",
 };

@@ -31,7 +31,7 @@ export const en = {
   tick: (value: number) => tick.format(value),
   point: (label: string, name: string, value: number) => `${label}, ${name}: ${number.format(value)}`,
   formulas: "Some cells begin as formulas do. A spreadsheet program may compute them: open the download with care.",
-  isolated: "Made by a tool. It is shown apart from the page, and can reach neither your data nor the network.",
+  isolated: "Made by a tool. It is shown apart from the page, cannot read your data, and loads nothing from the network.",
 };
 
 export type ArtifactStrings = typeof en;
