@@ -188,6 +188,10 @@ class ModelRegistry:
         """Returns the router; None where there is none, or the request may not ask it."""
         return self._auto if may_ask(AUTO_NAME) else None
 
+    @auto.setter
+    def auto(self, cascade: ModelCascade | None) -> None:
+        self._auto = cascade
+
     @property
     def remotes(self) -> Mapping[str, RemoteModel]:
         """Returns the remote models that the request may ask, by name."""
