@@ -123,8 +123,9 @@ def test_a_menu_is_used_with_the_keyboard(page: Page, server: RealServer) -> Non
     page.keyboard.press("Enter")
     focused = page.locator("[role^=menuitem]:focus")
     for press, expected in (
-        ("", "Rename"), ("ArrowDown", "Pin"), ("End", "Delete"), ("ArrowDown", "Rename"), ("ArrowUp", "Delete"),
-        ("Home", "Rename"), ("s", "Save as a file"), ("m", "Move to a folder"), ("Enter", "Back"),
+        ("", "Rename"), ("ArrowDown", "Pin"), ("End", "Erase, with its notes"), ("ArrowDown", "Rename"),
+        ("ArrowUp", "Erase, with its notes"), ("ArrowUp", "Delete"), ("Home", "Rename"),
+        ("s", "Save as a file"), ("m", "Move to a folder"), ("Enter", "Back"),
         ("ArrowDown", "No folder"), ("Escape", "Move to a folder"),
     ):  # fmt: skip
         if press:
