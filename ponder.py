@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from engine.structured_output.spec import JsonSchema
     from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates, accept, prefill
     from reasoning.dialogue import ChatFormat, after_answer
+    from reasoning.self_consistency import vote_of
     from reasoning.strategy import Context as StrategyContext
     from reasoning.strategy import (
         ContextDocument,
@@ -129,6 +130,7 @@ __all__ = [
     "think_and_answer",
     "tool",
     "verifier",
+    "vote_of",
 ]
 
 _NAMES_BY_MODULE = {
@@ -153,6 +155,7 @@ _NAMES_BY_MODULE = {
     "engine.structured_output.spec": ["JsonSchema"],
     "reasoning.candidate": ["Candidate", "CandidateChosen", "CandidateDone", "Candidates", "accept", "prefill"],
     "reasoning.dialogue": ["ChatFormat", "after_answer"],
+    "reasoning.self_consistency": ["vote_of"],
     "reasoning.strategy": [
         "ContextDocument",
         "Event",

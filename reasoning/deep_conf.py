@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,13 +27,13 @@ from ponder import (
     Yields,
     accept,
     strategy,
+    vote_of,
 )
 from ponder import StrategyContext as Context
-from reasoning.self_consistency import Compared, vote_of
 
 if TYPE_CHECKING:
-    from engine import TokenLogprob
     from ponder import Sequence as EngineSequence
+    from ponder import TokenLogprob
 
 
 class DeepConfOptions(Options):
@@ -48,7 +48,7 @@ class DeepConfOptions(Options):
     keep: float = Field(0.9, gt=0, le=1)
     window: int = Field(64, ge=8, le=4096)
     consensus: float = Field(0.95, gt=0.5, le=1)
-    compare: Compared = "last_number"
+    compare: Literal["last_number", "last_line", "text"] = "last_number"
     temperature: float | None = Field(None, gt=0, le=2)
     seconds: float | None = Field(None, gt=0)
 

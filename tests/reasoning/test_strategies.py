@@ -20,6 +20,7 @@ from reasoning.tree import NodeAdded, NodeChosen, SearchEnded, TreeOptions, tree
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"waits": 1, "max_tokens": 60}, "best_of_n": {"n": 3}, "self_consistency": {"n": 3, "compare": "text"},
+    "deep_conf": {"n": 3, "warm_up": 2, "window": 8, "compare": "text"},
     "tree": {"beam": 2, "samples": 2, "depth": 3, "labels": {"a": 1.0, "b": 0.0}, "step_tokens": 5},
     "beam": {"width": 2},
 }  # fmt: skip
@@ -322,7 +323,7 @@ async def test_a_strategy_may_tell_events_of_its_own(engine: Engine) -> None:
 
 async def test_an_unknown_strategy_and_unknown_options_are_refused_by_name() -> None:
     strategies = Strategies()
-    listed = "beam, best_of_n, budget, deep_research, fallback, rag_sequence, rag_token, self_c"
+    listed = "beam, best_of_n, budget, deep_conf, deep_research, fallback, rag_sequence, rag_token, self_c"
     with pytest.raises(InvalidParameter, match=listed) as refused:
         strategies.get("guess")
     assert refused.value.name == "strategy"
