@@ -140,7 +140,7 @@ def create_app(
             notes = MemoryNotes(opened.memory)
             tool_service = await closing.enter_async_context(ToolService(settings, shelf, notes))
             state.reasoning_resolver.checkers.tool_service = tool_service
-            state.tool_selector.narrowed = tool_service.narrowed
+            state.tool_selector.guided_parameters = tool_service.guided_parameters
             closing.push_async_callback(state.reasoning_resolver.checkers.close)
 
             async def research(served: ServedModel, user: str, question: str, named: Collections) -> DocumentResearch:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -102,19 +103,15 @@ def threshold(confidences: Sequence[float], keep: float) -> float:
     return order[max(1, math.floor(keep * len(order) + 1e-9)) - 1]
 
 
-def stopper(window: int, least: float) -> Callable[[], Callable[[Sequence[TokenLogprob]], bool]]:
-    """Makes the stops of drafts: each ends as soon as a whole group of its tokens is below `least`."""
+def stops_below(window: int, least: float) -> Callable[[Sequence[TokenLogprob]], bool]:
+    """Returns the `stops` of one draft, which ends as soon as a group of `window` tokens is below `least`."""
+    group = GroupConfidence(window)
 
-    def made() -> Callable[[Sequence[TokenLogprob]], bool]:
-        group = GroupConfidence(window)
+    def stops(logprobs: Sequence[TokenLogprob]) -> bool:
+        group.add(logprobs)
+        return group.below(least)
 
-        def stops(logprobs: Sequence[TokenLogprob]) -> bool:
-            group.add(logprobs)
-            return group.below(least)
-
-        return stops
-
-    return made
+    return stops
 
 
 @strategy("deep_conf", DeepConfOptions)
@@ -146,7 +143,7 @@ async def deep_conf(seq: EngineSequence, context: Context, options: DeepConfOpti
             if votes and max(votes.values()) >= options.consensus * sum(votes.values()):
                 break
             if len(confidences) == options.warm_up:
-                candidates.stops = stopper(options.window, threshold(confidences, options.keep))
+                candidates.stops = partial(stops_below, options.window, threshold(confidences, options.keep))
                 candidates.begin(options.n)
     winner = max(votes, key=votes.__getitem__, default=None)
     *_, chosen = max(voters[winner], key=lambda each: each[1:2] if winner is None else each[:2])

@@ -114,7 +114,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 Run = Callable[[Context, dict[str, Any]], Awaitable[Any]]  # any JSON value, or one that pydantic can convert
-Narrow = Callable[[], Awaitable[JSONSchema | None]]
+GuidedParameters = Callable[[], Awaitable[JSONSchema | None]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,8 +125,9 @@ class Tool:
     whether a person is asked before it runs: never, once in a chat, or always; `idempotent`: whether a second run does
     no harm; `cache_s`: seconds that a result is reused for the same user and arguments, 0 for not at all; `max_chars`:
     of the result as the model reads it; `origin`: the module, plugin or server it comes from; `foreign`: whether its
-    name, description and schema are somebody else's text, which a model may follow. `narrow` returns narrower
-    parameters as of now, to which the calls of small models are held, or None; the model is not shown them.
+    name, description and schema are somebody else's text, which a model may follow. `guided_parameters`
+    returns narrower parameters as of now, to which the calls of small models are held by guided decoding, or None; the
+    model is not shown them.
     """
 
     name: str
@@ -142,7 +143,7 @@ class Tool:
     origin: str = ""
     foreign: bool = False
     owner: object | None = field(default=None, repr=False)  # the toolset a method is bound to
-    narrow: Narrow | None = field(default=None, repr=False)
+    guided_parameters: GuidedParameters | None = field(default=None, repr=False)
     _check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     _run: Run = field(repr=False)
 
@@ -225,9 +226,9 @@ class Tool:
         """The same tool, said to come from `origin`."""
         return self._with(origin=origin)
 
-    def narrowed(self, narrow: Narrow) -> Self:
-        """Returns the same tool with its `narrow`."""
-        return self._with(narrow=narrow)
+    def with_guided_parameters(self, parameters: GuidedParameters) -> Self:
+        """Returns the same tool with its `guided_parameters`."""
+        return self._with(guided_parameters=parameters)
 
     def _with(self, **changes: object) -> Self:
         changed = copy.copy(self)

@@ -156,7 +156,7 @@ class ToolSelector:
     policy: Policy
     ranker: ToolRanker
     arguments: Arguments = "auto"
-    narrowed: Callable[[str], Awaitable[Mapping[str, Any] | None]] | None = None  # Any: JSON; of a tool of the server
+    guided_parameters: Callable[[str], Awaitable[Mapping[str, Any] | None]] | None = None  # Any: JSON; of the server's
 
     @classmethod
     def of_settings(cls, settings: Settings) -> ToolSelector:
@@ -174,9 +174,9 @@ class ToolSelector:
     async def held(self, served: ServedModel, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """Returns tools of the server with the parameters to which a model's calls are held: narrower than those it is
         shown where a tool has such, and arguments are held."""
-        if self.narrowed is None or not self.copies(served):
+        if self.guided_parameters is None or not self.copies(served):
             return tuple(tools)
-        found = [await self.narrowed(tool.name) for tool in tools]
+        found = [await self.guided_parameters(tool.name) for tool in tools]
         return tuple(
             tool if narrower is None else replace(tool, parameters=narrower)
             for tool, narrower in zip(tools, found, strict=True)

@@ -173,10 +173,10 @@ class ToolService:
         skills = [Fault(f"skill {Path(each.folder).name}", " ".join(each.problems)) for each in self.skills.faults]
         return [*self.registry.faults, *skills]
 
-    async def narrowed(self, name: str) -> JSONSchema | None:
-        """Returns a tool's parameters as its `narrow` has them; None where it has none, or there is no such tool."""
+    async def guided_parameters(self, name: str) -> JSONSchema | None:
+        """Returns a tool's `guided_parameters` as of now; None where it has none, or there is no such tool."""
         tool = self.registry.get(name)
-        return None if tool is None or tool.narrow is None else await tool.narrow()
+        return None if tool is None or tool.guided_parameters is None else await tool.guided_parameters()
 
     def offered(
         self, wanted: Literal["all"] | Sequence[str] | None, skills: Literal["all"] | Sequence[str] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -35,9 +36,9 @@ class Upstream(BaseModel):
         key_env: str | None
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """Returns its name in messages."""
-        raise NotImplementedError
 
     @model_validator(mode="before")
     @classmethod

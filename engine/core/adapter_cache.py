@@ -161,7 +161,7 @@ class AdapterCache:
             adapter.prompt_tokens += row.seq.generated.count(0, row.start, row.end)
 
     def bring(self, seq: SequenceState) -> bool:
-        """Does the same for a sequence that nothing runs beside, and begins to load its adapter."""
+        """Gives a sequence that nothing runs beside the slot of its adapter, or begins to load it; False for that."""
         self.plan((), (seq,))
         return self.place(seq)
 

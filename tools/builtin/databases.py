@@ -57,7 +57,9 @@ class Databases(Toolset):
         return {"columns": table.columns, "rows": table.rows, **more}
 
     def tools(self) -> list[Tool]:
-        return [tool.narrowed(self._queries) if tool.name == "sql_query" else tool for tool in super().tools()]
+        return [
+            tool.with_guided_parameters(self._queries) if tool.name == "sql_query" else tool for tool in super().tools()
+        ]
 
     async def _queries(self) -> dict[str, object] | None:
         """Returns the parameters of a query that the one database there is can run, None where they are several."""

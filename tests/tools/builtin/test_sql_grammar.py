@@ -94,18 +94,18 @@ def test_too_many_tables_leave_joins_out_and_then_everything() -> None:
     assert query_pattern([]) is query_pattern(relations(("empty", ()))) is None
 
 
-async def test_the_tool_is_narrowed_to_the_one_database_there_is(tmp_path: Path) -> None:
+async def test_the_tool_is_held_to_the_one_database_there_is(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "shop.db") as connection:
         connection.executescript(MADE)
     shop = SqlDatabase(tmp_path / "shop.db", hidden_columns=["orders.total"])
     (schema, query) = Databases({"shop": shop}).tools()
-    assert schema.narrow is None and query.narrow is not None
-    held = await query.narrow()
+    assert schema.guided_parameters is None and query.guided_parameters is not None
+    held = await query.guided_parameters()
     assert held is not None and set(held["properties"]) == {"sql"}
     pattern = held["properties"]["sql"]["pattern"]
     assert re.fullmatch(pattern, "SELECT name FROM customers") and "total" not in pattern.replace("|total)", "")
     (_, query) = Databases({"shop": shop, "other": shop}).tools()
-    assert query.narrow is not None and await query.narrow() is None
+    assert query.guided_parameters is not None and await query.guided_parameters() is None
     (_, query) = Databases({"shop": shop}).tools()
     (tmp_path / "shop.db").unlink()
-    assert query.narrow is not None and await query.narrow() is None
+    assert query.guided_parameters is not None and await query.guided_parameters() is None
