@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from bench.reasoning.asked import AT_ONCE, MAX_TOKENS, BenchQuestion, BenchRow, Kind, each, row, tell
 from engine import Engine, Sampling, Span
@@ -68,17 +69,18 @@ RULES = {
 }
 
 
+def sampled_answer(made: Candidate, right: bool, compare: Compared) -> SampledAnswer:
+    group, lowest = GroupConfidence(WINDOW), list[float]()
+    for logprob in made.logprobs:
+        group.add((logprob,))
+        lowest.append(group.lowest)
+    vote = vote_of(made.text, compare) if made.whole else None
+    return SampledAnswer(right, made.spent, vote, tuple(lowest))
+
+
 async def sampled(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) -> list[list[SampledAnswer]]:
     """`N` answers to every question."""
-
-    def answer(question: BenchQuestion, made: Candidate) -> SampledAnswer:
-        group, lowest = GroupConfidence(WINDOW), list[float]()
-        for logprob in made.logprobs:
-            group.add((logprob,))
-            lowest.append(group.lowest)
-        compare: Compared = "last_number" if kind == "arithmetic" else "text"
-        vote = vote_of(made.text, compare) if made.whole else None
-        return SampledAnswer(question.right(made.text, made.whole), made.spent, vote, tuple(lowest))
+    compare: Compared = "last_number" if kind == "arithmetic" else "text"
 
     async def one(item: tuple[int, BenchQuestion]) -> list[SampledAnswer]:
         at, question = item
@@ -87,13 +89,23 @@ async def sampled(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) ->
         async with await engine.open(question.prompt(engine)) as seq:
             await prefill(seq)
             drafts = [Draft(fork, context, index, True) for index, fork in enumerate(seq.fork(N))]
-            return [answer(question, made) for made in await asyncio.gather(*(draft.write() for draft in drafts))]
+            written = await asyncio.gather(*(draft.write() for draft in drafts))
+        return [sampled_answer(made, question.right(made.text, made.whole), compare) for made in written]
 
     return await each(list(enumerate(asked)), one, at_once=AT_ONCE // N)
 
 
-def replayed(answers: Sequence[SampledAnswer], rule: StopRule) -> tuple[bool, int]:
-    """Returns whether a rule's answer is right, and the tokens of all that were begun."""
+class Replay(NamedTuple):
+    """Whether a rule's answer is right, the tokens of all that were begun, and how many `ended` by themselves or were
+    stopped."""
+
+    right: bool
+    tokens: int
+    ended: int
+
+
+def replayed(answers: Sequence[SampledAnswer], rule: StopRule) -> Replay:
+    """Replays a rule on the answers to one question, in the order in which they are begun."""
     least: float | None = None
     begun: dict[int, int] = {}  # the step at which each began
     running: list[tuple[int, int]] = []  # (the step at which it ends, its index)
@@ -135,7 +147,7 @@ def replayed(answers: Sequence[SampledAnswer], rule: StopRule) -> tuple[bool, in
     spent += sum(step - begun[index] for _, index in running)
     winner = max(votes, key=lambda vote: (votes[vote], best[vote]), default=None)
     chosen = ended[0] if winner is None else -best[winner][1]
-    return answers[chosen].right, spent
+    return Replay(answers[chosen].right, spent, len(ended))
 
 
 def _length(answer: SampledAnswer, least: float | None) -> int:
@@ -146,14 +158,14 @@ def _length(answer: SampledAnswer, least: float | None) -> int:
     return next((at for at, lowest in whole if lowest < least), answer.tokens)
 
 
-def paired(reference: Sequence[tuple[bool, int]], other: Sequence[tuple[bool, int]]) -> dict[str, float]:
+def paired(reference: Sequence[Replay], other: Sequence[Replay]) -> dict[str, float]:
     """Returns the share of right answers above the reference's, in points, and the tokens as a share of its tokens,
     with 95% intervals by bootstrap over questions."""
     rng, n = random.Random(0), len(reference)
-    gained = [100.0 * (theirs[0] - ours[0]) for ours, theirs in zip(reference, other, strict=True)]
+    gained = [100.0 * (theirs.right - ours.right) for ours, theirs in zip(reference, other, strict=True)]
 
     def ratio(chosen: Sequence[int]) -> float:
-        return sum(other[at][1] for at in chosen) / sum(reference[at][1] for at in chosen)
+        return sum(other[at].tokens for at in chosen) / sum(reference[at].tokens for at in chosen)
 
     draws = [rng.choices(range(n), k=n) for _ in range(DRAWS)]
     points = sorted(sum(gained[at] for at in chosen) / n for chosen in draws)
@@ -172,6 +184,6 @@ async def stopped(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) ->
     rows: list[BenchRow] = []
     for name, rule in RULES.items():
         made = [replayed(of_one, rule) for of_one in answers]
-        right, tokens = zip(*made, strict=True)
+        right, tokens, _ = zip(*made, strict=True)
         rows.append(tell(row(f"{kind}/{name}", right, tokens, more=paired(reference, made))))
     return rows
