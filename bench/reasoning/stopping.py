@@ -96,7 +96,7 @@ async def sampled(engine: Engine, kind: Kind, asked: Sequence[BenchQuestion]) ->
 
 
 class Replay(NamedTuple):
-    """Whether a rule's answer is right, the tokens of all that were begun, and how many `ended` by themselves or were
+    """Outcome of a rule: whether its answer is right, the tokens of all that were begun, and how many `ended` or were
     stopped."""
 
     right: bool
