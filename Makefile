@@ -28,7 +28,7 @@ serve: setup
 
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# What takes four minutes on two cores; `make test-all` runs what is marked slow, too.
+# What takes seven minutes on two cores; `make test-all` runs what is marked slow, too.
 test: setup
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
