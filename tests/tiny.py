@@ -135,7 +135,7 @@ def _transitions(vocab: dict[str, int], seed: int) -> torch.Tensor:
     for digit in range(10):
         among(str(digit), [str((digit + 1) % 10)], {})
     among(newline, SMALL, {})
-    for other in set(vocab) - {*SMALL, *CAPITALS, *SPECIAL, *map(str, range(10)), newline}:
+    for other in sorted(set(vocab) - {*SMALL, *CAPITALS, *SPECIAL, *map(str, range(10)), newline}):
         among(other, SMALL, {"<|im_end|>": 0.0})
     for other in ("<|im_start|>", "<|im_end|>"):
         among(other, SMALL, {})
@@ -144,6 +144,7 @@ def _transitions(vocab: dict[str, int], seed: int) -> torch.Tensor:
 
 def _weights(size: int, table: torch.Tensor) -> dict[str, torch.Tensor]:
     layer = "model.layers.0"
+    random = torch.Generator().manual_seed(0)
     weights = {
         "model.embed_tokens.weight": torch.eye(size),
         "model.norm.weight": torch.ones(size),
@@ -153,12 +154,12 @@ def _weights(size: int, table: torch.Tensor) -> dict[str, torch.Tensor]:
         f"{layer}.post_attention_layernorm.weight": torch.ones(size),
         f"{layer}.self_attn.q_norm.weight": torch.ones(16),
         f"{layer}.self_attn.k_norm.weight": torch.ones(16),
-        f"{layer}.self_attn.q_proj.weight": torch.randn(32, size) * 0.1,
-        f"{layer}.self_attn.k_proj.weight": torch.randn(16, size) * 0.1,
-        f"{layer}.self_attn.v_proj.weight": torch.randn(16, size) * 0.1,
+        f"{layer}.self_attn.q_proj.weight": torch.randn(32, size, generator=random) * 0.1,
+        f"{layer}.self_attn.k_proj.weight": torch.randn(16, size, generator=random) * 0.1,
+        f"{layer}.self_attn.v_proj.weight": torch.randn(16, size, generator=random) * 0.1,
         f"{layer}.self_attn.o_proj.weight": torch.zeros(size, 32),
-        f"{layer}.mlp.gate_proj.weight": torch.randn(16, size) * 0.1,
-        f"{layer}.mlp.up_proj.weight": torch.randn(16, size) * 0.1,
+        f"{layer}.mlp.gate_proj.weight": torch.randn(16, size, generator=random) * 0.1,
+        f"{layer}.mlp.up_proj.weight": torch.randn(16, size, generator=random) * 0.1,
         f"{layer}.mlp.down_proj.weight": torch.zeros(size, 16),
     }
     return {name: tensor.contiguous() for name, tensor in weights.items()}
