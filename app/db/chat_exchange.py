@@ -7,6 +7,7 @@ such: its words, and the results in it, may be by others. Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
@@ -183,12 +184,15 @@ class ChatExchange:
                     import_note(db, user, ImportedNote(**note.model_dump()))
                 except MemoryFull as error:
                     raise BadChats(f"notes[{at}]", f"does not fit: {error}") from None
-            made, known = list[str](), dict[int, str]()
+            made, known, there = list[str](), dict[int, str](), _KnownChats(db, user)
             for at, chat in enumerate(export.chats):
-                if (same := _same(db, user, chat)) is not None:
-                    known[at] = same
+                begun = there.begun_at(chat.created_at)
+                digest = _digest([message.model_dump() for message in chat.messages])
+                if digest in begun:
+                    known[at] = begun[digest]
                 else:
                     made.append(_add(db, user, chat))
+                    begun[digest] = made[-1]
             return Imported(made, known)
 
         return await self._database.read(add)
@@ -285,20 +289,30 @@ _BEGUN = select(chats.c.id).where(
 )
 
 
-def _same(db: Connection, user: str, chat: ExportedChat) -> str | None:
-    """Returns the id of the user's chat that was begun at that moment and has the same messages, if there is one."""
-    said = _said([message.model_dump() for message in chat.messages])
-    for each in rows(db, _BEGUN.order_by(CHAT_NUMBER), user=user, at=chat.created_at):
-        if _said([_exported_message(message) for message in messages_of(db, each["id"])]) == said:
-            return str(each["id"])
-    return None
+class _KnownChats:
+    """A user's chats by when they were begun and by what was said in them. Reads each once."""
+
+    def __init__(self, db: Connection, user: str) -> None:
+        self._db = db
+        self._user = user
+        self._begun: dict[float, dict[str, str]] = {}
+
+    def begun_at(self, moment: float) -> dict[str, str]:
+        """Returns the ids of those that were begun then, by the digests of their messages."""
+        if moment not in self._begun:
+            self._begun[moment] = found = dict[str, str]()
+            for chat in rows(self._db, _BEGUN.order_by(CHAT_NUMBER), user=self._user, at=moment):
+                said = [_exported_message(message) for message in messages_of(self._db, chat["id"])]
+                found.setdefault(_digest(said), str(chat["id"]))
+        return self._begun[moment]
 
 
-def _said(said: Sequence[Row]) -> list[tuple[Any, ...]]:  # Any: of each column its own
-    """Returns what makes messages the same, whatever their ids are."""
+def _digest(said: Sequence[Row]) -> str:
+    """Returns a digest of what makes messages the same, whatever their ids are."""
     places = {message["id"]: at for at, message in enumerate(said)}
     same = ("role", "content", "thinking", "steps", "images", "files", "created_at")
-    return [(places.get(each["parent_id"]), *(each[name] for name in same)) for each in said]
+    values = [(places.get(each["parent_id"]), *(each[name] for name in same)) for each in said]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _folder(db: Connection, user: str, name: str) -> str:
