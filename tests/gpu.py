@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = (
     "tests/engine/kernels", "tests/engine/gpu", "tests/engine/model/test_triton.py",
     "tests/engine/model/test_quantized_decoder.py", "tests/engine/model/test_attention.py",
-    "tests/engine/core/test_gpu_sampler.py",
+    "tests/engine/core/test_gpu_sampler.py", "tests/engine/model/adapters/test_kernels.py",
 )  # fmt: skip
 LEFT_OUT = re.compile("No module named 'hypothesis[.']")
 NO_DEVICE = "There is no CUDA device here: none of what needs one was run, and nothing was measured."

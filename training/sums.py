@@ -5,7 +5,8 @@
     3.5 times 12 minus 7         3.5 * 12 - 7
 
 Random expressions of one to four operations are spelled in many ways; fixed turns of phrase come from
-`phrases/calculator.toml` and word problems from `phrases/word_problems.toml`. Knows nothing of tools.
+`phrases/calculator.toml`, word problems from `phrases/word_problems.toml` and `training.text.stories`. Knows nothing
+of tools.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from random import Random
 
 from training import phrases
 from training.conversation import Phrasing
-from training.text import arithmetic_expression, words
+from training.text import arithmetic_expression, stories, words
 from training.text.noise import casual
 
 MAX_VALUE = 10**13  # no result is longer
+COMPOSED = 0.6  # share of the word problems in training that are put together
 
 _SPELLED = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -193,7 +195,10 @@ def _filled(rng: Random, template: str, blanks: dict[str, str], typed: bool) -> 
 def phrased(rng: Random, phrasing: Phrasing, progress: float, kind: str) -> Sum:
     """A sum in a fixed turn of phrase: percent, named or problem."""
     file = "word_problems" if kind == "problem" else "calculator"
-    template = phrases.read(file)[kind].ask(rng, phrasing)
+    if kind == "problem" and phrasing == "train" and rng.random() < COMPOSED:
+        template = stories.template(rng)
+    else:
+        template = phrases.read(file)[kind].ask(rng, phrasing)
     question, formula, *rest = template.split(" | ")
     for _ in range(300):
         blanks = _blanks(rng, phrasing, progress, template)

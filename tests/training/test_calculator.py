@@ -10,7 +10,7 @@ from training import phrases, sums
 from training.conversation import Conversation, ModelReply, SpokenCall
 from training.tasks import calculator
 from training.tasks.calculator import ANSWERED, CALLED
-from training.text import arithmetic_expression, words
+from training.text import arithmetic_expression, stories, words
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_every_tool_message_and_answer_holds() -> None:
 
 
 # What a half, a dozen, a percentage, a week or an hour brings into a sum beside the numbers of the question.
-CONSTANTS = (2, 3, 4, 5, 7, 8, 10, 12, 24, 52, 60, 100, 1000, 3600)
+CONSTANTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 20, 24, 52, 60, 100, 366, 1000, 3600)  # also of insects and fortnights
 
 
 @pytest.mark.parametrize("kind", SUM_KINDS)
@@ -143,6 +143,33 @@ def test_there_are_enough_word_problems() -> None:
     problems = phrases.read("word_problems")["problem"]
     assert len(problems.train) >= 40 and len(problems.held_out) >= 12
     assert all(len(line.split(" | ")) == 4 for line in (*problems.train, *problems.held_out))
+
+
+def test_word_problems_are_put_together_whole() -> None:
+    rng, told = Random(6), set[str]()
+    for _ in range(800):
+        template = stories.template(rng)
+        question, expression, thought, answer = template.split(" | ")
+        blanks = set(re.findall(r"\{(\w)\}", expression))
+        assert blanks <= set(re.findall(r"\{(\w)\}", question)), template  # nothing is counted that is not told
+        assert blanks <= set(re.findall(r"\{(\w)\}", thought)) and "{r}" in answer, template
+        assert not re.search(r"[\[\]]|\b[SU]\b|  |\{(?!\w\})", template), template
+        told.add(question)
+    assert len(told) > 600
+
+
+def test_no_held_out_word_problem_can_be_put_together() -> None:
+    """Their words may occur, as everyday words do; three in a row of a sentence about numbers do not."""
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        words = re.sub(r"\{\w\}", "#", text.lower()).replace("?", "").replace(".", "").replace(",", "").split()
+        return {run for run in zip(*(words[at:] for at in range(5)), strict=False) if run.count("#") < 3}
+
+    held_out = [runs(line.split(" | ")[0]) for line in phrases.read("word_problems")["problem"].held_out]
+    rng = Random(7)
+    made = set[tuple[str, ...]]().union(*(runs(stories.template(rng).split(" | ")[0]) for _ in range(4000)))
+    shared = [len(each & made) / max(1, len(each)) for each in held_out]
+    assert max(shared) < 0.5, shared
 
 
 @pytest.mark.parametrize("kind", SUM_KINDS)
