@@ -70,7 +70,7 @@ def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: boo
         ToolError: the value cannot be written as JSON.
     """
     try:
-        data = _strict_json(value)
+        data = strict_json(value)
     except (PydanticSerializationError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ToolError(
             f"the tool returned {type(value).__name__}, which cannot be written as JSON ({error}); it should return "
@@ -81,7 +81,7 @@ def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: boo
     return Result(short, data, sources, untrusted, cut)
 
 
-def _strict_json(value: object) -> Any:
+def strict_json(value: object) -> Any:
     """The value as JSON that everybody reads: infinities are strings, and halves of characters question marks."""
     written = json.dumps(to_jsonable_python(value), ensure_ascii=False)
     return json.loads(written.encode("utf-8", "replace"), parse_constant=str)
