@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from tools.context import Source
+from tools.context import APP_TYPE, Source
 from tools.errors import ToolError
 
 _DELIMITER = re.compile(r"<(?=[\s/\\]*untrusted)", re.IGNORECASE)
@@ -51,10 +51,10 @@ class Result:
     artifacts: tuple[Artifact, ...] = ()
 
     def with_artifacts(self, files: Artifacts) -> Result:
-        """The result with a call's files, which the text names."""
+        """The result with a call's files, which the text names. An app is not named: it shows the same result."""
         notes = list(files.refused)
-        if files.kept:
-            named = ", ".join(f"{each.name} (version {each.version}, {each.size} bytes)" for each in files.kept)
+        if named_files := [each for each in files.kept if each.media_type != APP_TYPE]:
+            named = ", ".join(f"{each.name} (version {each.version}, {each.size} bytes)" for each in named_files)
             notes.insert(0, f"Files that the person sees: {named}.")
         return replace(self, text="\n".join([self.text, *notes]), artifacts=files.kept)
 

@@ -22,7 +22,7 @@ from tools.mcp.mcp_client import McpServer
 from tools.options import PERMISSIONS
 from tools.outcome import Call, Outcome
 from tools.registry import Registry
-from tools.result import Artifacts
+from tools.result import Artifact, Artifacts, Result
 from tools.session import Session
 
 pytestmark = pytest.mark.slow
@@ -72,6 +72,14 @@ async def test_a_tool_with_an_app_brings_its_document_and_its_whole_result(clock
     assert app.result["structuredContent"] == {"zone": "Ulm", "hour": 12} and app.result["_meta"]["exact"] is True
     assert app.result["content"] == [{"type": "text", "text": "12:00 in Ulm"}]
     assert app.domains == ("https://time.example.org",) and app.permissions == ("camera",)
+
+
+def test_the_model_is_not_told_of_an_app_as_of_a_file() -> None:
+    kept = (Artifact("art_1", "app.html", 1, APP_TYPE, 9), Artifact("art_2", "a.csv", 1, "text/csv", 3))
+    made = Result("12:00").with_artifacts(Artifacts(kept[:1]))
+    assert (made.text, made.artifacts) == ("12:00", kept[:1])
+    both = Result("12:00").with_artifacts(Artifacts(kept)).text
+    assert both == "12:00\nFiles that the person sees: a.csv (version 1, 3 bytes)."
 
 
 @shared
