@@ -83,7 +83,7 @@ async def preview_artifact(request: Request, user: User, state: AppState, artifa
 
 
 class AppShown(BaseModel):
-    """What an MCP app's document shows: a call of `tool` of `server`. `result`: a `CallToolResult`. `domains` and
+    """The call that an MCP app's document shows, of `tool` of `server`. `result`: a `CallToolResult`. `domains` and
     `permissions` are asked for by the app, and not granted. `connected`: whether its server answers now."""
 
     server: str

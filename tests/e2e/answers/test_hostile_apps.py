@@ -11,7 +11,6 @@ from tests.e2e.conftest import NewPage, Watch
 from tests.e2e.support.fake_artifacts import SHOWN, keep
 from tests.e2e.support.fake_server import FakeServer
 from tests.e2e.support.hostile_apps import ARTIFACTS, CLOSED, HOSTILE_APPS, app_page
-from tests.e2e.support.hostile_artifacts import LEAVES
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
@@ -61,8 +60,15 @@ def test_an_app_gets_out_of_its_frame_no_more_than_an_artifact(
 ) -> None:
     seen = Seen()
     card = shown(stage, fake, away, ARTIFACTS[way], seen)
-    if way in LEAVES or way == "floods of messages":  # that frame is closed, or another document is in it
+    if way.startswith("moving itself"):  # before its own document was loaded: the browser's page of errors is there
+        expect(card.locator("iframe").content_frame.locator("#main-frame-error")).to_be_attached()
+    elif way == "refreshing elsewhere":
+        expect(card.get_by_role("alert")).to_have_text("The app left its page, and was closed.")
+        expect(card.locator("iframe")).to_have_count(0)
+    elif way == "downloads":
         stage.wait_for_load_state("networkidle")
+    elif way == "floods of messages":
+        expect(card.get_by_role("alert")).to_have_text("The app sent too many messages, and was closed.")
     else:
         inside = ended(card)
         assert inside.evaluate("() => window.leaks") == []

@@ -1,4 +1,4 @@
-"""What a hostile frame must not reach: another server, windows, downloads; and the page as it was."""
+"""Watch over what a hostile frame must not reach: another server, windows, downloads; and over the page."""
 
 from __future__ import annotations
 
