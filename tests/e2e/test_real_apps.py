@@ -21,7 +21,7 @@ from tests.e2e.support.real_pages import ask, reply, settled, wishes
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PAGE = app_page(
-    "await greet(); await new Promise((y) => setTimeout(y)); const { structuredContent } = heard.at(-1).params;"
+    "await greet(); const { structuredContent } = heard.at(-1).params;"
     "sum.textContent = structuredContent.sum; again.onclick = async () => {"
     "out.textContent = (await ask('tools/call', { name: 'double', arguments: { of: structuredContent.sum } }).catch("
     "(error) => ({ content: [{ text: error.message }] }))).content[0].text }",

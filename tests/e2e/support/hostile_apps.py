@@ -29,8 +29,12 @@ CLIENT = """
     };
     const within = (promise, ms) => Promise.race([promise, new Promise((y) => setTimeout(y, ms, 'nothing'))]);
     const app = { appInfo: { name: 'x', version: '1' }, appCapabilities: {}, protocolVersion: '2026-01-26' };
+    const told = (method) => new Promise((y) => {
+        const look = () => heard.some((each) => each.method === method) ? y() : setTimeout(look, 5); look();
+    });
     const greet = async () => {
         const said = await ask('ui/initialize', app); say({ method: 'ui/notifications/initialized', params: {} });
+        await told('ui/notifications/tool-result');
         return said;
     };
     const alive = async () => { if (await within(ask('ping'), 2000) === 'nothing') leaks.push('the host is dead'); };
