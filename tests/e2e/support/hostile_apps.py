@@ -158,7 +158,7 @@ HOSTILE_APPS: dict[str, str] = {
     "messages of a frame within": app_page(
         "await greet(); const f = document.createElement('iframe'); f.srcdoc = '<script>for (const up of"
         "[top, parent.parent]) up.postMessage({ jsonrpc: `2.0`, id: 9, method: `tools/call`,"
-        "params: { name: `tick` } }, `*`)</scr' + 'ipt>';"
+        "params: { name: `inner` } }, `*`)</scr' + 'ipt>';"
         "document.body.append(f); await new Promise((y) => setTimeout(y, 300)); await alive()"
     ),
     "playing the host": app_page(
