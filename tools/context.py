@@ -59,12 +59,33 @@ MAX_ATTACHED = 16  # files of one call
 MAX_ATTACHED_BYTES = 8 << 20  # of one of them
 
 
+APP_TYPE = "text/html;profile=mcp-app"  # the media type of an MCP app's document (SEP-1865)
+
+
+@dataclass(frozen=True, slots=True)
+class AppView:
+    """An MCP app's view of one call: where its document is from, and what it is to show (SEP-1865).
+
+    `tool` is the server's own name of it. `result` is a `CallToolResult` as JSON. `domains`: addresses that the app
+    asks to reach, and `permissions`: of the browser; neither is granted.
+    """
+
+    server: str
+    tool: str
+    uri: str
+    arguments: Mapping[str, Any]
+    result: Mapping[str, Any]
+    domains: tuple[str, ...] = ()
+    permissions: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A file that a call made for the person."""
+    """A file that a call made for the person. With `app` it is the document of an MCP app."""
 
     name: str
     content: bytes
+    app: AppView | None = None
 
 
 Ask = Callable[[Question], Awaitable[str]]
@@ -95,7 +116,8 @@ class Context:
         self.chat = chat
         self.sources = list[Source]()
         self.files = list[FileContent]()
-        self._keeps_files = keeps_files
+        self.refused = list[str]()  # a sentence for each file that could not be attached
+        self.keeps_files = keeps_files
         self._provided = provided
         self._ask = ask
         self._on_progress = on_progress
@@ -124,8 +146,9 @@ class Context:
             self.sources.append(source)
         return self.sources.index(source) + 1
 
-    def attach(self, name: str, content: str | bytes) -> bool:
+    def attach(self, name: str, content: str | bytes, app: AppView | None = None) -> bool:
         """Gives the person a file, an artifact of the chat; a text is written as UTF-8. The model reads its name alone.
+        With `app` it is the document of an MCP app.
 
         Returns whether it is kept: nobody keeps files where a tool is called outside of a chat.
 
@@ -133,7 +156,7 @@ class Context:
             ToolError: the call has too many files, or this one is too large or has no name.
         """
         data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-        if not self._keeps_files or self._ended:
+        if not self.keeps_files or self._ended:
             return False
         if not name.strip():
             raise ToolError("A file that is attached has no name; give it one, such as table.csv.")
@@ -141,7 +164,7 @@ class Context:
             raise ToolError(f"The call has {MAX_ATTACHED} files already, which is the limit; {name!r:.80} is one more.")
         if len(data) > MAX_ATTACHED_BYTES:
             raise ToolError(f"The file {name!r:.80} has {len(data)} bytes; accepted: {MAX_ATTACHED_BYTES}.")
-        self.files.append(FileContent(name, data))
+        self.files.append(FileContent(name, data, app))
         return True
 
     async def ask(self, question: str, choices: Sequence[str] | None = None) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 from tools.context import Context, Question, ToolProgressStep
@@ -90,8 +91,9 @@ class Invocations:
         try:
             value = await self._within(deadline, ctx, tool, arguments)
             result = result_of(value, tuple(ctx.sources), untrusted=tool.untrusted, max_chars=tool.max_chars)
-            if ctx.files and session.keep_files is not None:
-                result = result.with_artifacts(await session.keep_files(call.id, ctx.files))
+            if (ctx.files or ctx.refused) and session.keep_files is not None:
+                kept = await session.keep_files(call.id, ctx.files)
+                result = result.with_artifacts(replace(kept, refused=(*kept.refused, *ctx.refused)))
         except TimedOut:
             message = f"{tool.name} took longer than its {tool.timeout_s:g} s and was stopped."
             doubt = "" if tool.idempotent else " It may or may not have had its effect."

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from tools.context import Source
+from tools.context import APP_TYPE, Source
 from tools.errors import ToolError
 
 _DELIMITER = re.compile(r"<(?=[\s/\\]*untrusted)", re.IGNORECASE)
@@ -51,10 +51,10 @@ class Result:
     artifacts: tuple[Artifact, ...] = ()
 
     def with_artifacts(self, files: Artifacts) -> Result:
-        """The result with a call's files, which the text names."""
+        """The result with a call's files, which the text names. An app is not named: it shows the same result."""
         notes = list(files.refused)
-        if files.kept:
-            named = ", ".join(f"{each.name} (version {each.version}, {each.size} bytes)" for each in files.kept)
+        if named_files := [each for each in files.kept if each.media_type != APP_TYPE]:
+            named = ", ".join(f"{each.name} (version {each.version}, {each.size} bytes)" for each in named_files)
             notes.insert(0, f"Files that the person sees: {named}.")
         return replace(self, text="\n".join([self.text, *notes]), artifacts=files.kept)
 
@@ -70,7 +70,7 @@ def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: boo
         ToolError: the value cannot be written as JSON.
     """
     try:
-        data = _strict_json(value)
+        data = strict_json(value)
     except (PydanticSerializationError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ToolError(
             f"the tool returned {type(value).__name__}, which cannot be written as JSON ({error}); it should return "
@@ -81,7 +81,7 @@ def result_of(value: object, sources: tuple[Source, ...] = (), *, untrusted: boo
     return Result(short, data, sources, untrusted, cut)
 
 
-def _strict_json(value: object) -> Any:
+def strict_json(value: object) -> Any:
     """The value as JSON that everybody reads: infinities are strings, and halves of characters question marks."""
     written = json.dumps(to_jsonable_python(value), ensure_ascii=False)
     return json.loads(written.encode("utf-8", "replace"), parse_constant=str)

@@ -35,6 +35,7 @@ from tools.tool import Tool
 if TYPE_CHECKING:
     from retrieval import Library
     from tools.builtin.notes import NoteStore
+    from tools.mcp.mcp_client import McpServer
 
 # A tool that writes or executes asks first, unless it says "never": Python in its sandbox, and notes, which can be
 # undone.
@@ -69,6 +70,7 @@ class ToolService:
         self.off: dict[str, str] = {}  # missing tools, and their remedies
         self._settings = settings
         self._notes = notes
+        self.mcp_servers: dict[str, McpServer] = {}
         self._closing = contextlib.AsyncExitStack()
         self._watching: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -86,7 +88,8 @@ class ToolService:
             log.warning("The skill %s is not loaded: %s", fault.folder, " ".join(fault.problems))
         self.registry.add(*self._skill_tools(list(self.skills)))
         self.registry.load_entry_points()
-        await self._closing.enter_async_context(mcp_servers(self._settings.mcp, self.registry, os.environ))
+        servers = mcp_servers(self._settings.mcp, self.registry, os.environ)
+        self.mcp_servers = {each.name: each for each in await self._closing.enter_async_context(servers)}
         self._opening = asyncio.create_task(self._open_python(), name="sandbox")
         await self.plugins.scan()
         self._watching = asyncio.create_task(self.plugins.watch(), name="plugins")

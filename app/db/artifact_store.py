@@ -1,14 +1,17 @@
 """Artifacts: files that tools made in a chat, in versions, with the media type that their content bears out.
 
-They belong to a chat's run and go with the chat. Names and types come from models and strangers: a name is one plain
+They belong to a chat's run and go with the chat. The document of an MCP app is one too, a version for each call that it
+shows. Names and types come from models and strangers: a name is one plain
 component, and a type is the one that the name's end claims where the bytes agree, else that of bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from sqlalchemy import Connection, bindparam, func, insert, select
 
@@ -17,7 +20,7 @@ from app.db.connection import row, rows
 from app.db.database import Database
 from app.db.sqlite import NotThere, Row, new_id
 from app.db.tables import artifacts, chats
-from tools.context import FileContent
+from tools.context import APP_TYPE, FileContent
 from tools.result import Artifact, Artifacts
 
 MAX_NAME = 120  # characters
@@ -40,7 +43,7 @@ _MAGIC = {  # by the name's end: the type, and how such a file begins
     "pdf": ("application/pdf", (b"%PDF-",)),
 }
 
-_SHOWN = tuple(column for column in artifacts.c if column.name not in ("content", "digest"))
+_SHOWN = tuple(column for column in artifacts.c if column.name not in ("content", "digest", "app"))
 _OF_USER = (
     select(*_SHOWN)
     .join(chats, chats.c.id == artifacts.c.chat_id)
@@ -107,12 +110,12 @@ class ArtifactStore:
         return await self._database.read(found)
 
     async def get(self, user: str, id: str) -> Row:
-        """One version, with its `content`.
+        """One version, with its `content`, and with `app`, the `AppView` as JSON, where it is an app's document.
 
         Raises:
             NotThere: the user has no such artifact.
         """
-        wanted = _OF_USER.add_columns(artifacts.c.content).where(artifacts.c.id == id)
+        wanted = _OF_USER.add_columns(artifacts.c.content, artifacts.c.app).where(artifacts.c.id == id)
         found = await self._database.read(lambda db: row(db, wanted, user=user))
         if found is None:
             raise NotThere("artifact", id)
@@ -128,19 +131,21 @@ def _keep(db: Connection, chat_id: str, run_id: str, call_id: str, files: Sequen
             refused.append(f"{name} is not kept: its chat is gone.")
             continue
         digest = hashlib.sha256(file.content).hexdigest()
-        media_type = media_type_of(name, file.content)
+        media_type = media_type_of(name, file.content) if file.app is None else APP_TYPE
+        app = None if file.app is None else json.dumps(asdict(file.app), ensure_ascii=False)
+        size = len(file.content) + len((app or "").encode())
         latest = row(db, _LATEST, chat=chat_id, name=name)
-        if latest is not None and (latest["digest"], latest["media_type"]) == (digest, media_type):
+        if app is None and latest is not None and (latest["digest"], latest["media_type"]) == (digest, media_type):
             kept.append(_artifact(latest))
-        elif (why := _full(db, chat, len(file.content))) is not None:
+        elif (why := _full(db, chat, size)) is not None:
             refused.append(f"{name} is not kept: {why}")
         else:
             made = {
                 "id": new_id("art"), "name": name, "version": 1 if latest is None else latest["version"] + 1,
-                "media_type": media_type, "size": len(file.content),
+                "media_type": media_type, "size": size,
             }  # fmt: skip
             place = {"chat_id": chat_id, "run_id": run_id, "call_id": call_id, "created_at": time.time()}
-            db.execute(insert(artifacts).values(**made, **place, digest=digest, content=file.content))
+            db.execute(insert(artifacts).values(**made, **place, digest=digest, content=file.content, app=app))
             kept.append(_artifact(made))
     return Artifacts(tuple(kept), tuple(refused))
 

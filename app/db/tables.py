@@ -269,6 +269,7 @@ artifacts = Table(  # files that tools made
     Column("digest", Text, nullable=False),  # SHA-256 of the content
     Column("created_at", NUMBER, nullable=False),
     Column("content", LargeBinary, nullable=False),
+    Column("app", Text),  # as JSON: what an MCP app's document shows
     UniqueConstraint("chat_id", "name", "version"),
 )  # fmt: skip
 

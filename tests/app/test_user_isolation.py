@@ -28,7 +28,7 @@ from tests.app.chatting import ask, begin, log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.app.library import add
-from tools.context import FileContent
+from tools.context import AppView, FileContent
 from tools.grants import Grant
 
 pytestmark = pytest.mark.slow
@@ -48,6 +48,7 @@ BODIES: dict[str, Any] = {  # accepted, were the thing one's own
     "PATCH /api/documents/{document_id}": {"source": "mine.txt"},
     "POST /api/files/{file_id}/keep": {},
     "PUT /api/collections/{collection_id}/members/{member}": {"role": "reader"},
+    "POST /api/artifacts/{artifact_id}/app": {"method": "tools/call", "params": {"name": "look"}},
     "POST /api/runs/{run_id}/approvals/{approval_id}": {"decision": "once"},
     "POST /api/runs/{run_id}/questions/{question_id}": {"text": "yes"},
     "POST /api/sequences/{sequence_id}/append": {"text": "1"},
@@ -185,7 +186,8 @@ def _things_of(server: Server, bob: httpx.Client) -> dict[str, str]:
     preset = bob.post("/api/presets", json={"name": SECRET, "settings": {"system": SECRET}}).json()["id"]
     prompt = bob.post("/api/prompts", json={"name": SECRET, "text": SECRET}).json()["id"]
     artifacts = server.app.state.ponder.store.artifacts
-    (made,) = server.on_loop(artifacts.keep(chat, run, "c", [FileContent(f"{SECRET}.html", SECRET.encode())])).kept
+    app = AppView("maps", "look", f"ui://maps/{SECRET}", {}, {"content": []})
+    (made,) = server.on_loop(artifacts.keep(chat, run, "c", [FileContent(f"{SECRET}.html", SECRET.encode(), app)])).kept
     sequence = bob.post("/api/sequences", json={"prompt": SECRET, "lease_s": 300}).json()["id"]
     said = bob.post("/v1/responses", json={"model": "tiny", "input": SECRET, "max_output_tokens": 2}).json()["id"]
     return {

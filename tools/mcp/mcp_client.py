@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Literal
 
 from mcp import Client
@@ -23,14 +25,16 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import CallToolResult, Implementation, ToolListChangedNotification
 from mcp.types import Tool as Offered
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel
 
-from tools.context import Context
+from tools.context import AppView, Context
 from tools.errors import ToolError
+from tools.mcp.apps import AppLinks, document_of, extension, file_name, links_of
 from tools.mcp.mcp_settings import McpSettings, check_name
 from tools.mcp.offers import MAX_COUNT, content_of, files_of, tools_of
 from tools.mcp.transports import ServerFault, StdioTransport, described, http_transport
 from tools.registry import Registry
-from tools.result import shorten
+from tools.result import shorten, strict_json
 from tools.tool import Tool
 
 log = logging.getLogger("ponder")
@@ -40,6 +44,8 @@ LIST_S = 10.0  # to answer a listing of its tools
 LOOK_S = 0.2  # between two listings
 SLACK_S = 5.0  # beyond a call's own time, which the executor keeps
 STEP_S = 0.1  # between two reports of progress that are passed on
+APP_S = 5.0  # to send an app's document, after a call
+APP_RESULT = 1 << 20  # characters of a result as JSON that an app is given
 _US = Implementation(name="ponder", version="1")
 
 Status = Literal["connecting", "connected", "down"]
@@ -80,6 +86,8 @@ class McpServer:
         self._offered = list[Offered]()
         self._tools = tuple[Tool, ...]()
         self._refused = tuple[str, ...]()
+        self._links = AppLinks({}, frozenset(), frozenset(), ())
+        self._by_their_name: Mapping[str, Tool] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> McpServer:
@@ -104,13 +112,72 @@ class McpServer:
         Raises:
             ToolError: it is not connected, answered with an error, or did not answer as the protocol has it.
         """
+        result = await self._called(tool, ctx, arguments)
+        if result.is_error:
+            raise ToolError(_error_text(result))
+        for name, content in files_of(result):
+            ctx.attach(name, content)
+        if (uri := self._links.uris.get(tool)) is not None and ctx.keeps_files:
+            await self._attach_app(uri, tool, ctx, arguments, result)
+        return content_of(result)
+
+    def app_tool(self, name: str) -> Tool | None:
+        """Returns the tool that the server names so, as its apps call it: the result is a `CallToolResult` as JSON.
+
+        Approvals of the tool hold for it. None where there is none that apps may call.
+        """
+        found = self._by_their_name.get(name)
+        if found is None or name not in self._links.callable:
+            return None
+
+        async def run(ctx: Context, arguments: dict[str, Any]) -> Any:
+            return _json_of(await self._called(name, ctx, arguments))
+
+        return replace(found, _run=run)
+
+    def resource_tool(self) -> Tool:
+        """Returns a tool that reads the server's resources for its apps: the result is a `ReadResourceResult` as JSON.
+
+        Its class is that of a tool that only reads: the permission of an operator, or "network".
+        """
+
+        async def run(ctx: Context, arguments: dict[str, Any]) -> Any:
+            try:
+                return _json_of(await self._connected().read_resource(arguments["uri"]))
+            except ToolError:
+                raise
+            except Exception as error:
+                self._look.set()
+                why = f"did not give {arguments['uri']!r:.200}: {described(error)}"
+                raise ToolError(f"The MCP server {self.name} {why}") from None
+
+        settings = self.settings
+        return Tool.from_schema(
+            f"{self.name}_read_resource", f"Reads a resource of the MCP server {self.name}.", _A_URI, run,
+            origin=self.origin, permission=settings.permission or "network", timeout=settings.timeout_s,
+            approval=settings.approval or "never", idempotent=True,
+        )  # fmt: skip
+
+    def _connected(self) -> Client:
+        """
+        Raises:
+            ToolError: it is not connected.
+        """
         client = self._client
         if client is None:
             wait_s = max(self._again_at - time.monotonic(), 0)
             soon = f"it is tried again in {wait_s:.0f} s" if self.status == "down" else "it is being connected"
             raise ToolError(f"The MCP server {self.name} is not connected ({self._why}); {soon}.")
+        return client
+
+    async def _called(self, tool: str, ctx: Context, arguments: dict[str, Any]) -> CallToolResult:
+        """
+        Raises:
+            ToolError: it is not connected, or did not answer as the protocol has it.
+        """
+        client = self._connected()
         try:
-            result = await client.call_tool(
+            return await client.call_tool(
                 tool, arguments, self.settings.timeout_s + SLACK_S, progress_callback=_Progress(ctx)
             )
         except asyncio.CancelledError:
@@ -119,11 +186,24 @@ class McpServer:
         except Exception as error:
             self._look.set()
             raise ToolError(f"The MCP server {self.name} did not give a result: {described(error)}") from None
-        if result.is_error:
-            raise ToolError(_error_text(result))
-        for name, content in files_of(result):
-            ctx.attach(name, content)
-        return content_of(result)
+
+    async def _attach_app(
+        self, uri: str, tool: str, ctx: Context, arguments: dict[str, Any], result: CallToolResult
+    ) -> None:
+        """Attaches the document that shows the result, or a sentence that says why it is not shown."""
+        try:
+            shown = _json_of(result)
+            if (length := len(json.dumps(shown, ensure_ascii=False))) > APP_RESULT:
+                raise ToolError(f"the result has {length} characters as JSON; accepted: {APP_RESULT}.")
+            async with asyncio.timeout(APP_S):
+                read = await self._connected().read_resource(uri)
+            content, domains, permissions = document_of(read, uri)
+            app = AppView(self.name, tool, uri, arguments, shown, domains, permissions)
+            ctx.attach(file_name(uri), content, app)
+        except TimeoutError:
+            ctx.refused.append(f"The app {uri!r:.200} is not shown: the server did not send it within {APP_S:g} s.")
+        except Exception as error:  # the result is there all the same
+            ctx.refused.append(f"The app {uri!r:.200} is not shown: {shorten(described(error), 500)[0]}")
 
     async def _keep(self) -> None:
         pauses, failures = growing(*self._pauses_s), 0
@@ -155,7 +235,7 @@ class McpServer:
         async with AsyncExitStack() as stack:
             client = Client(
                 self._transport(), read_timeout_seconds=CONNECT_S, message_handler=self._heard, cache=None,
-                client_info=_US,
+                client_info=_US, extensions=[extension()],
             )  # fmt: skip
             async with asyncio.timeout(CONNECT_S):
                 await stack.enter_async_context(client)
@@ -227,7 +307,11 @@ class McpServer:
         if offered != self._offered:
             taken = {tool.name for tool in self.registry if tool.origin != self.origin}
             made = tools_of(offered, self.settings, self.name, self.origin, taken, self.call)
-            self._offered, self._tools, self._refused = offered, made.tools, made.refused
+            self._links = links_of(offered)
+            hidden = {id(tool) for theirs, tool in made.by_their_name.items() if theirs in self._links.hidden}
+            self._tools = tuple(tool for tool in made.tools if id(tool) not in hidden)
+            self._offered, self._by_their_name = offered, made.by_their_name
+            self._refused = (*made.refused, *self._links.refused)
         self.registry.replace(self.origin, self._tools)
         if self._refused:
             self.registry.fail(self.origin, " ".join(self._refused))
@@ -244,6 +328,20 @@ class McpServer:
         assert settings.command is not None
         inherited = {name: self._environment[name] for name in settings.inherit if name in self._environment}
         return StdioTransport(settings.command, {**inherited, **settings.env}, settings.cwd, self._ended.put_nowait)
+
+
+_A_URI = {
+    "type": "object",
+    "properties": {"uri": {"type": "string", "minLength": 1, "maxLength": 2048}},
+    "required": ["uri"],
+    "additionalProperties": False,
+}
+
+
+def _json_of(result: BaseModel) -> dict[str, Any]:
+    """Returns a result of the protocol as it is on the wire."""
+    value: dict[str, Any] = strict_json(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return value
 
 
 def growing(first_s: float, longest_s: float) -> Iterator[float]:

@@ -12,7 +12,7 @@ import base64
 import json
 import mimetypes
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,27 +48,28 @@ Call = Callable[[str, Context, dict[str, Any]], Awaitable[Any]]  # of the server
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The tools, and a sentence for each of those that could not be taken."""
+    """The tools, by the server's own names too, and a sentence for each of those that could not be taken."""
 
     tools: tuple[Tool, ...]
     refused: tuple[str, ...]
+    by_their_name: Mapping[str, Tool]
 
 
 def tools_of(
     offered: Iterable[Offered], settings: McpSettings, server: str, origin: str, taken: Collection[str], call: Call
 ) -> Offers:
     """The tools of the server named `server`; `taken` are names that others have."""
-    tools, refused = dict[str, Tool](), list[str]()
+    tools, refused, theirs = dict[str, Tool](), list[str](), dict[str, Tool]()
     for each in offered:
         if len(tools) == MAX_COUNT:
             refused.append(f"it offers more than {MAX_COUNT} tools; those after {each.name!r:.80} are left out.")
             break
         name = _name(each.name, server, {*taken, *tools})
         try:
-            tools[name] = _tool(each, name, settings, origin, call)
+            theirs[each.name] = tools[name] = _tool(each, name, settings, origin, call)
         except ToolDeclarationError as error:
             refused.append(str(error)[:500])
-    return Offers(tuple(tools.values()), tuple(refused))
+    return Offers(tuple(tools.values()), tuple(refused), theirs)
 
 
 def _name(theirs: str, server: str, taken: Collection[str]) -> str:

@@ -2,110 +2,32 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
 
 import pytest
 
 from tests.e2e.answers.test_artifacts import made, opened
 from tests.e2e.conftest import NewPage, Watch
+from tests.e2e.support.away import Away, Seen, another_server, prepared, usable
 from tests.e2e.support.fake_artifacts import keep
 from tests.e2e.support.fake_server import FakeServer
 from tests.e2e.support.hostile_artifacts import HOSTILE, LEAVES, PLAIN, scripted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Dialog, Page, expect
+from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-@dataclass
-class Away:
-    """Another server, which notes what reaches it: the first line of each connection, "" of one that says nothing.
-
-    A test that uses it fails where anything did.
-    """
-
-    url: str
-    reached: list[str] = field(default_factory=list)
-
-
 @pytest.fixture
 def away() -> Iterator[Away]:
-    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener, closing(datagrams):
-        datagrams.bind(listener.getsockname())
-        datagrams.setblocking(False)
-        server = Away(f"http://127.0.0.1:{listener.getsockname()[1]}")
-
-        def accept() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.settimeout(2)
-                    try:
-                        server.reached.append(client.recv(4096).decode("latin-1").partition("\r\n")[0])
-                        client.sendall(
-                            b"HTTP/1.1 200 OK\r\nAccess-Control-Allow-Origin: *\r\nContent-Length: 0\r\n\r\n"
-                        )
-                    except OSError:
-                        server.reached.append("")
-
-        threading.Thread(target=accept, daemon=True).start()
+    with another_server() as server:
         yield server
-        with suppress(BlockingIOError):
-            server.reached.append(f"datagram {datagrams.recv(4096)!r}")
-        assert server.reached == []
-        listener.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass
-class Seen:
-    """Events beside the page: windows, dialogs, downloads, and requests that were answered."""
-
-    what: list[str] = field(default_factory=list)
-
-    def over(self, page: Page, away: Away) -> None:
-        page.on("dialog", self._asked)
-        page.on("download", lambda download: self.what.append(f"download {download.suggested_filename}"))
-        page.context.on("page", lambda other: self.what.append(f"window {other.url}"))
-        page.on("framenavigated", lambda frame: self._moved(frame.url, away))
-        page.on("response", lambda response: self._moved(response.url, away))
-
-    def _asked(self, dialog: Dialog) -> None:
-        self.what.append(f"dialog {dialog.message}")
-        dialog.dismiss()
-
-    def _moved(self, url: str, away: Away) -> None:
-        if url.startswith(away.url):
-            self.what.append(f"reached {url}")
-
-
-def prepared(text: str, fake: FakeServer, away: Away) -> str:
-    host = away.url.partition("//")[2]
-    return text.replace("AWAY", away.url).replace("HOST", host).replace("OURS", fake.url)
-
-
-def usable(page: Page, fake: FakeServer) -> None:
-    """The page is where it was, and takes a question."""
-    expect(page).to_have_title("Go on · Ponder")
-    assert page.url.startswith(f"{fake.url}/c/")
+def closed(page: Page) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
-    box = page.get_by_role("textbox", name="Message")
-    box.fill("still here")
-    expect(box).to_have_value("still here")
-    assert page.evaluate("[document.cookie, localStorage.getItem('x'), sessionStorage.getItem('x')]") == [
-        "",
-        None,
-        None,
-    ]
 
 
 @pytest.fixture
@@ -131,6 +53,7 @@ def test_nothing_gets_out_of_the_frame(stage: Page, fake: FakeServer, away: Away
         expect(inside).to_have_attribute("data-done", "yes")
         assert inside.evaluate("() => window.leaks") == []
         assert inside.evaluate("() => origin") == "null"
+    closed(stage)
     usable(stage, fake)
     assert seen.what == []
 
@@ -143,6 +66,7 @@ def test_what_is_no_document_is_never_one(stage: Page, fake: FakeServer, away: A
     panel = opened(stage, file)
     expect(panel).to_contain_text("<" if file.media_type.startswith("text/") else "no preview")
     assert panel.locator("iframe, img, script").count() == 0
+    closed(stage)
     usable(stage, fake)
 
 
@@ -175,4 +99,5 @@ def test_a_page_that_never_ends_does_not_hold_up_ours(stage: Page, fake: FakeSer
     file = keep(fake.world.artifacts, "a.html", "<!doctype html><script>for (;;);</script>")
     made(stage, fake, file)
     opened(stage, file)
+    closed(stage)
     usable(stage, fake)

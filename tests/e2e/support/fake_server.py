@@ -178,6 +178,7 @@ class World:
     documents: dict[int, Shelved] = field(default_factory=usual)
     shelf: Shelf = field(default_factory=Shelf)
     artifacts: Artifacts = field(default_factory=dict)
+    app_requests: list[dict[str, Any]] = field(default_factory=list)  # of MCP apps to their server, as they came
     decisions_refused: str = ""  # and why
     decisions: list[dict[str, Any]] = field(default_factory=list)  # bodies of approvals and answers, as they came
     cancels: int = 0
@@ -194,7 +195,7 @@ def error(status: int, message: str) -> JSONResponse:
 def build_app(world: World) -> FastAPI:
     app = FastAPI()
     app.include_router(documents_of(world.documents))
-    app.include_router(artifacts_of(world.artifacts))
+    app.include_router(artifacts_of(world.artifacts, world.app_requests))
 
     @app.get("/api/session")
     async def session() -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
@@ -28,8 +29,9 @@ from app.runs.events import (
     ThinkingWait,
     ToolProgress,
 )
-from tests.e2e.support.fake_artifacts import keep, with_files
+from tests.e2e.support.fake_artifacts import SHOWN, keep, with_files
 from tests.e2e.support.fake_server import ABOUT, USAGE, FakeServer, Gate, Script, answer, thinking
+from tests.e2e.support.hostile_apps import app_page
 from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
 
 if TYPE_CHECKING:
@@ -193,6 +195,22 @@ def new_folder(page: Page, _: FakeServer) -> None:
     expect(page.get_by_role("textbox", name="Name of the folder")).to_be_focused()
 
 
+def with_an_app(script: str) -> Bring:
+    """An MCP app that is open, asks for the network, and runs a script."""
+
+    def bring(page: Page, fake: FakeServer) -> None:
+        style = "<style>body { font: 16px sans-serif; background: #eef }</style>"
+        content = app_page(f"await greet(); {script}", f"{style}<main><h1>Noon in Ulm</h1></main>")
+        app = keep(fake.world.artifacts, "clock.html", content, replace(SHOWN, domains=("https://time.example.org",)))
+        made = with_files("clock", "12:00 in Ulm", app, call_id="c")
+        asked("The end.", [call("clock", '{"zone": "Ulm"}', "c"), made, *answer("The end.")])(page, fake)
+        page.get_by_role("button", name="Open app").click()
+        expect(page.get_by_role("region", name="App clock.html").get_by_role("listitem").or_(
+            page.get_by_role("button", name="Put them there")).first).to_be_visible()  # fmt: skip
+
+    return bring
+
+
 def with_a_file(name: str, content: str, then: Bring = lambda page, fake: None) -> Bring:
     """A call that made a file, whose panel is opened."""
 
@@ -305,6 +323,11 @@ STATES: dict[str, Bring] = {
     ),
     "table of a file": with_a_file("cities.csv", "city,people\nBonn,331885\nKöln,=1+1\n"),
     "page of a file": with_a_file("page.html", "<!doctype html><html lang=en><title>t</title><main><h1>Hi</h1></main>"),
+    "app": with_an_app("await ask('tools/call', { name: 'tick' })"),
+    "app that wants to write": with_an_app(
+        "void ask('ui/message', { role: 'user', content: { type: 'text', text: 'Hi' } })"
+    ),
+    "app that asks for a call": with_an_app("void ask('tools/call', { name: 'wind', arguments: { turns: 3 } })"),
     "denied": asks_first(then=pressed("Deny")),
     "question of a tool": asks_where,
     "failed": asked("The engine failed", BROKE),

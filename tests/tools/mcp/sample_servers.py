@@ -64,6 +64,65 @@ GOOD = """
     server.run("stdio")
 """
 
+# Made with the SDK: tools that are shown by an app, and tools for the app alone.
+APP = """
+    from mcp.server.apps import Apps, ResourceCsp, ResourcePermissions
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import CallToolResult, TextContent, ToolAnnotations
+
+    apps = Apps()
+    PAGE = "<!doctype html><html lang=en><title>Clock</title><p>noon</p>"
+
+    @apps.tool(resource_uri="ui://clock/app.html", annotations=ToolAnnotations(read_only_hint=True))
+    def clock(zone: str) -> CallToolResult:
+        "The time."
+        text = TextContent(type="text", text=f"12:00 in {zone}")
+        return CallToolResult(content=[text], structured_content={"zone": zone, "hour": 12}, _meta={"exact": True})
+
+    @apps.tool(resource_uri="ui://clock/app.html", visibility=["app"], annotations=ToolAnnotations(read_only_hint=True))
+    def tick() -> str:
+        "For the app alone."
+        return "tock"
+
+    @apps.tool(resource_uri="ui://clock/app.html", visibility=["app"])
+    def wind(turns: int) -> str:
+        "For the app alone; it asks."
+        return f"wound {turns}"
+
+    @apps.tool(resource_uri="ui://clock/app.html", visibility=["model"])
+    def alarm() -> str:
+        "For the model alone."
+        return "set"
+
+    @apps.tool(resource_uri="ui://clock/large.html")
+    def large() -> str:
+        "An app that is too large."
+        return "fallback"
+
+    apps.add_html_resource(
+        "ui://clock/app.html", PAGE, csp=ResourceCsp(connect_domains=["https://time.example.org"]),
+        permissions=ResourcePermissions(camera={}),
+    )
+    apps.add_html_resource("ui://clock/large.html", " ")
+    server = MCPServer("clock", extensions=[apps], log_level="CRITICAL")
+
+    @server.tool(meta={"ui/resourceUri": "ui://clock/app.html"})
+    def older() -> str:
+        "Names its app as drafts did."
+        return "old"
+
+    @server.tool(meta={"ui": {"resourceUri": "https://example.org/app.html"}})
+    def elsewhere() -> str:
+        "Names an app that is not the server's."
+        return "x"
+
+    @server.resource("clock://zones")
+    def zones() -> str:
+        return "Bonn, Ulm"
+
+    server.run("stdio")
+"""
+
 # Written by hand, of the older protocol, and a danger.
 BAD = """
     import json, os, sys, time

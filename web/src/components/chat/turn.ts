@@ -4,6 +4,7 @@ import type { Question, Reply } from "../../lib/conversation.svelte";
 export interface Turn {
   readonly busy: boolean; // the chat is being answered, and takes nothing else
   say: (notice: string) => void;
+  suggest: (words: string) => void; // puts them where messages are written, and sends nothing
   go: (path: string) => void; // to another place of the page
   edit: (question: Question, content: string) => Promise<boolean>; // false: not taken
   again: (reply: Reply) => void;

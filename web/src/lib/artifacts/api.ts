@@ -9,6 +9,8 @@ export interface ArtifactVersion extends ToolArtifact {
 /** How a file is shown: by the page itself, or in a frame of an origin of its own. */
 export type Showing = "table" | "text" | "frame" | "none";
 
+export const APP_TYPE = "text/html;profile=mcp-app"; // an MCP app's document, as the server keeps it
+
 const FRAMED = /^(text\/html|image\/(svg\+xml|png|jpeg|gif|webp))$/;
 const TABLES = new Set(["text/csv", "text/tab-separated-values"]);
 const MOST_TEXT = 1 << 20; // bytes that the page reads

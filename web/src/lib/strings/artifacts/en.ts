@@ -32,6 +32,22 @@ export const en = {
   point: (label: string, name: string, value: number) => `${label}, ${name}: ${number.format(value)}`,
   formulas: "Some cells begin as formulas do. A spreadsheet program may compute them: open the download with care.",
   isolated: "Made by a tool. It is shown apart from the page, cannot read your data, and loads nothing from the network.",
+  app: (name: string) => `App ${name}`,
+  openApp: "Open app",
+  closeApp: "Close app",
+  fromServer: (server: string) => `An app of the MCP server “${server}”. It is shown apart from the page, cannot read your data, and loads nothing from the network.`,
+  wants: (list: string) => `This app asks for ${list}. No app is given that here, so parts of it may not work.`,
+  server: "Its server is not connected now: it shows what was found, and can ask for nothing new.",
+  flooded: "The app sent too many messages, and was closed.",
+  left: "The app left its page, and was closed.",
+  asks: (name: string) => `App ${name} asks`,
+  asksLink: "This app wants to open a page in a new tab:",
+  openLink: "Open",
+  asksMessage: "This app wants to put words into your message box. Nothing is sent:",
+  takeMessage: "Put them there",
+  decline: "Decline",
+  appCalls: (name: string) => `Requests of ${name} to its server`,
+  appCall: { running: "under way", done: "answered", failed: "refused or failed" },
 };
 
 export type ArtifactStrings = typeof en;
