@@ -56,6 +56,8 @@ def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
                 recorder.wrote(text)
             case "thinking.delta", {"text": text}:
                 thinking.append(text)
+            case "tool.call", {"agent": str()}:
+                pass  # what a sub-agent calls and reads is no step of the answer
             case "tool.call", {"call_id": id, "name": name, "arguments": arguments}:
                 recorder.next()
                 calls[id] = Call(id, name, arguments)
@@ -143,7 +145,8 @@ class Runs:
             return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
 
     async def _start(self, chat_id: str, ask: RunSpec, key: RunKey | None) -> Started:
-        offered = self._tool_service.offered(ask.tools, ask.skills)
+        remote = isinstance(ask.served, RemoteModel)
+        offered = self._tool_service.offered(ask.tools, ask.skills, remote=remote)
         if ask.reasoning_config.searches:  # the others of "all" are the model's to call, and it calls none
             offered = [tool for tool in offered if tool.name == WEB_SEARCH]
         if not isinstance(ask.served, RemoteModel):
@@ -169,7 +172,6 @@ class Runs:
 
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
-        remote = isinstance(ask.served, RemoteModel)
         served = self._served if isinstance(ask.served, RemoteModel) else ask.served or self._served
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
