@@ -143,3 +143,26 @@ async def test_too_few_tokens_are_refused(world: World) -> None:
     tools = Delegates(world, ["Tell me a story."] * 4)
     await world.ask(tools, Limits(tokens=48))
     assert "are left for each of 4; accepted: 16 or more" in tools.refused and tools.made == []
+
+
+class DelegatesTwice(Delegates):
+    """Delegates again while the first sub-agent has its share, and once it is closed."""
+
+    async def run(self, calls: Sequence[Call]) -> list[str]:
+        assert self.agent is not None
+        task = SubTask(after_answer(self.world.engine.tokenizer, SUM, {}), self.world.style, None)
+        (first,) = self.made = await self.agent.delegate([task])
+        with pytest.raises(BudgetSpent):
+            await self.agent.delegate([task])
+        first.close()
+        (second,) = await self.agent.delegate([task])
+        self.made.append(second)
+        second.close()
+        return ["391"]
+
+
+async def test_a_share_is_lent_once_and_again_when_it_is_back(world: World) -> None:
+    tools = DelegatesTwice(world, [])
+    agent, _, _ = await world.ask(tools, Limits())
+    first, second = (each.agent.limits.tokens for each in tools.made)
+    assert first == second > 1000 and agent.lent_tokens == 0 and all(each.seq.closed for each in tools.made)

@@ -129,6 +129,33 @@ def test_a_limit_of_tokens_is_one_for_all(http: httpx.Client, plugin: Any) -> No
     assert all("accepted: 16 or more" in text for text in texts) and len(texts) == 1
 
 
+READING = '''
+from ponder import Context, tool
+from tools.builtin import builtin_tools
+
+@tool(permission="none", idempotent=False)
+async def calculate(ctx: Context, expression: str) -> str:
+    """Work out an arithmetic expression."""
+    task = builtin_tools.DelegatedTask(instructions="What is 40 * 2?", tools=["lookup"])
+    return await builtin_tools.delegate(ctx, [task])
+
+@tool(permission="read")
+def lookup(expression: str) -> str:
+    """Look the value of a sum up in a table of others."""
+    return "80"
+'''
+
+
+def test_what_a_sub_agent_has_read_makes_the_result_of_its_caller_untrusted(http: httpx.Client, plugin: Any) -> None:
+    plugin(READING, there)
+    log = log_of(http, start(http, ["calculate", "lookup"]))
+    caller, inner = of_type(log, "tool.call")[:2]
+    assert (caller["name"], inner["name"], caller["agent"]) == ("calculate", "lookup", None) and inner["agent"]
+    results = {event["call_id"]: event for event in of_type(log, "tool.result")}
+    assert results[caller["call_id"]]["text"].startswith("Sub-agent 1:\n")
+    assert results[inner["call_id"]]["untrusted"] and results[caller["call_id"]]["untrusted"]
+
+
 ENDLESS = PLUGIN.replace('return "80" if', 'await asyncio.sleep(60)\n        return "80" if').replace(
     "from ponder", "import asyncio\nfrom ponder", 1
 )
