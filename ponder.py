@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from reasoning.tree.search import search  # by its own module: the package has one of that name
     from reasoning.verify import read_labels, run_check, verifier
     from reasoning.written import pieces_of
-    from tools.context import Context, Depends, Question, Source
+    from tools.context import Context, Depends, Question, Source, SubAgentAnswer, SubAgentTask
     from tools.errors import BadArguments, NotAnswered, NotProvided, Retry, ToolDeclarationError, ToolError
     from tools.testing import FakeContext, ScriptedModel, assert_tool_called, call_tool, calls, run_tool
     from tools.tool import Tool, Toolset, tool
@@ -103,6 +103,8 @@ __all__ = [
     "SpanStream",
     "Spent",
     "StrategyContext",
+    "SubAgentAnswer",
+    "SubAgentTask",
     "Thought",
     "TokenLogprob",
     "Tokenizer",
@@ -172,7 +174,7 @@ _NAMES_BY_MODULE = {
     "reasoning.tree.nodes": ["NodeAdded", "NodeChosen", "NodePruned", "NodeScored"],
     "reasoning.verify": ["read_labels", "run_check", "verifier"],
     "reasoning.written": ["pieces_of"],
-    "tools.context": ["Context", "Depends", "Question", "Source"],
+    "tools.context": ["Context", "Depends", "Question", "Source", "SubAgentAnswer", "SubAgentTask"],
     "tools.errors": ["BadArguments", "NotAnswered", "NotProvided", "Retry", "ToolDeclarationError", "ToolError"],
     "tools.testing": ["FakeContext", "ScriptedModel", "assert_tool_called", "call_tool", "calls", "run_tool"],
     "tools.tool": ["Tool", "Toolset", "tool"],

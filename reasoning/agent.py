@@ -2,7 +2,8 @@
 
 Results are appended to the sequence, so nothing is prefilled twice; while tools run, the sequence's K/V is pinned.
 `Tools` runs the calls. When a limit ends the calling, the model has one turn more, in which it cannot call, to answer
-with the results so far. Knows nothing of HTTP, chats, rights or approvals.
+with the results so far. A call may delegate: each sub-agent is such a loop on a fork of the sequence, with a share of
+what is left of the limits. Knows nothing of HTTP, chats, rights or approvals.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 HELD_S = 60.0  # longest KV pin while tools run; the engine learns how long they take
 WRAP_UP_TOKENS = 512  # of the budget, kept for the last answer, or an eighth of it where that is less
 MIN_ANSWER = 128  # tokens that results leave for the last answer
+MIN_SHARE = 16  # tokens of a sub-agent
 MIN_RESULT_LENGTH = 200  # characters of a result that is cut
 NEVER = -100.0  # the bias of a token that is not wanted
 
@@ -86,6 +88,10 @@ class HandedOver(Exception):
     """Raised by `Tools.run`: some of the calls are another's to run, so the loop ends with them."""
 
 
+class BudgetSpent(Exception):
+    """Raised by `Agent.delegate`: too few tokens are left of the answer's limit for its sub-agents."""
+
+
 class Tools(Protocol):
     """Runs calls."""
 
@@ -114,9 +120,39 @@ class Style:
     first: ToolPlan | None = None  # of the first turn, where it is another
 
 
+@dataclass(frozen=True, slots=True)
+class SubTask:
+    """A sub-agent's task: `asked` are the tokens that ask for it, after those of the agent that delegates it.
+
+    `tools` runs the calls that `style` constrains; None where it may call nothing. `answers` writes its turns.
+    """
+
+    asked: Sequence[int]
+    style: Style
+    tools: Tools | None
+    answers: AnswerFunction = think_and_answer
+
+
+@dataclass(slots=True)
+class _Place:
+    """An agent's place in its sequence, which ends at `end` tokens; `idle` is set while its calls run."""
+
+    seq: EngineSequence
+    began: float
+    end: int
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def remaining(self) -> int:
+        return self.end - len(self.seq)
+
+
 @dataclass(slots=True)
 class Agent:
-    """One answer's loop. `span` has the sampling and stops of every turn; its limit of tokens is `limits`'."""
+    """One answer's loop. `span` has the sampling and stops of every turn; its limit of tokens is `limits`'.
+
+    `lent_steps` and `lent_tokens` are what sub-agents have used of the limits, and what those that run may yet use.
+    """
 
     style: Style
     tools: Tools
@@ -128,6 +164,9 @@ class Agent:
     spent: int = 0  # tokens that the model has written
     steps: int = 0
     appended: int = 0  # tokens of results that the model has been given
+    lent_steps: int = 0
+    lent_tokens: int = 0
+    _place: _Place | None = field(default=None, init=False)
 
     async def run(self, seq: EngineSequence, remaining: int) -> AsyncGenerator[Happened, None]:
         """Everything that happens until the answer is there. `remaining`: tokens of context for it all.
@@ -136,11 +175,12 @@ class Agent:
             CannotContinue: the model's chat template takes no results.
             EngineError: as `generate` raises it.
         """
-        began, first, last = self.clock(), len(seq), False
+        began, last = self.clock(), self.limits.steps < 1
+        place = self._place = _Place(seq, began, len(seq) + remaining)
         while True:
             turn = _CallingTurn(self.style.plan, self.tools)
             try:
-                async with aclosing(self._turn(seq, remaining - (len(seq) - first), wrap_up=last)) as pieces:
+                async with aclosing(self._turn(seq, place.remaining, wrap_up=last)) as pieces:
                     async for piece in pieces:
                         self.spent += piece.spent
                         deltas = turn.take(piece)
@@ -151,30 +191,66 @@ class Agent:
                     return
                 self.steps += 1
                 seq.hold(self.held_s, waiting_for=turn.waits_for())
+                place.idle.set()
                 returned = await turn.results()
+                place.idle.clear()
             except HandedOver:
                 return
             finally:
                 turn.cancel()
             for call, text in returned:
                 yield Returned(call, text)
-            limit = self._limit(
-                began, remaining, remaining - (len(seq) - first), sum(len(text) for _, text in returned)
-            )
+            limit = self._limit(began, remaining, place.remaining, sum(len(text) for _, text in returned))
             texts = [text for _, text in returned]
             if limit is not None:
                 last = True
                 texts[-1] = f"{texts[-1]}\n\n{LIMIT_NOTES[limit]}"
                 yield Limited(limit)
-            tokens = self._fitting([call for call, _ in returned], texts, remaining - (len(seq) - first))
+            tokens = self._fitting([call for call, _ in returned], texts, place.remaining)
             self.appended += len(tokens)
             seq.append(tokens)
 
+    async def delegate(self, tasks: Sequence[SubTask]) -> list[SubAgent]:
+        """Returns a sub-agent for each task, on forks of the sequence, once the turn that calls is over.
+
+        Each has an equal share of the steps and tokens that are left, but for the tokens of the last answer, and all of
+        the seconds. What it does not use goes back when it is closed.
+
+        Raises:
+            BudgetSpent: fewer than `MIN_SHARE` tokens are left for each.
+            EngineError: as `fork` raises it.
+        """
+        place, n = self._place, len(tasks)
+        assert place is not None, "its own calls delegate"
+        await place.idle.wait()
+        steps = max(0, self.limits.steps - self.steps - self.lent_steps) // n
+        tokens = (self._tokens_left - self._wrap_up_tokens) // n
+        if tokens < MIN_SHARE:
+            raise BudgetSpent(f"{max(0, tokens)} tokens are left for each of {n}; accepted: {MIN_SHARE} or more.")
+        seconds = self.limits.seconds - (self.clock() - place.began)
+        made = list[SubAgent]()
+        for task, fork in zip(tasks, place.seq.fork(n), strict=True):
+            share = Limits(0 if task.tools is None else steps, tokens, seconds)
+            tools = self.tools if task.tools is None else task.tools  # without steps nothing is called
+            agent = Agent(task.style, tools, self.span, share, self.held_s, task.answers, self.clock)
+            self.lent_steps += share.steps
+            self.lent_tokens += share.tokens
+            made.append(SubAgent(self, agent, fork, task.asked, place.remaining))
+        return made
+
+    @property
+    def _tokens_left(self) -> int:
+        return self.limits.tokens - self.spent - self.lent_tokens
+
+    @property
+    def _wrap_up_tokens(self) -> int:
+        return min(WRAP_UP_TOKENS, self.limits.tokens // 8)
+
     def _limit(self, began: float, whole: int, remaining: int, coming: int) -> Limit | None:
         """`remaining`: context left of the `whole`; `coming`: characters of results, at most as many tokens."""
-        if self.steps >= self.limits.steps:
+        if self.steps + self.lent_steps >= self.limits.steps:
             return "steps"
-        if self.limits.tokens - self.spent <= min(WRAP_UP_TOKENS, self.limits.tokens // 8):
+        if self._tokens_left <= self._wrap_up_tokens:
             return "tokens"
         if self.clock() - began >= self.limits.seconds:
             return "seconds"
@@ -199,7 +275,7 @@ class Agent:
         constraint = plan.without_calls if wrap_up else plan.constrained
         if wrap_up and plan.marker is not None:
             sampling = replace(sampling, logit_bias={**sampling.logit_bias, plan.marker: NEVER})
-        left = max(1, min(remaining, self.limits.tokens - self.spent))
+        left = max(1, min(remaining, self._tokens_left))
         span = replace(self.span, sampling=sampling, max_tokens=left, constraint=constraint)
         if wrap_up and self.style.markers is not None:
             seq.append(self.style.markers.missing_header(seq.tokens))
@@ -210,6 +286,36 @@ class Agent:
         ) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+@dataclass(slots=True)
+class SubAgent:
+    """A loop for one task that another loop delegates. Close it: its fork goes, and what it did not use goes back."""
+
+    caller: Agent
+    agent: Agent
+    seq: EngineSequence
+    asked: Sequence[int]
+    remaining: int
+
+    @property
+    def read(self) -> int:
+        """Returns the tokens that it was given: its task and its results."""
+        return len(self.asked) + self.agent.appended
+
+    async def run(self) -> AsyncGenerator[Happened, None]:
+        """Everything that happens until its answer is there. Raises as `Agent.run`."""
+        self.seq.append(self.asked)
+        async with aclosing(self.agent.run(self.seq, self.remaining - len(self.asked))) as happening:
+            async for each in happening:
+                yield each
+
+    def close(self) -> None:
+        limits = self.agent.limits
+        if not self.seq.closed:
+            self.caller.lent_steps -= limits.steps - self.agent.steps
+            self.caller.lent_tokens -= limits.tokens - self.agent.spent
+        self.seq.close()
 
 
 class _CallingTurn:

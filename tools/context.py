@@ -55,6 +55,28 @@ class Question:
     choices: tuple[str, ...] | None = None
 
 
+MAX_TASKS = 4  # of sub-agents side by side
+MAX_INSTRUCTIONS = 8_000  # characters of a task
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgentTask:
+    """A task for a sub-agent. `tools`: names of those that it may call, of the caller's; None for all of them."""
+
+    instructions: str
+    tools: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgentAnswer:
+    """The answer of a sub-agent, or why there is none where it `failed`. `untrusted`: it read what somebody else may
+    have written."""
+
+    text: str
+    failed: bool = False
+    untrusted: bool = False
+
+
 MAX_ATTACHED = 16  # files of one call
 MAX_ATTACHED_BYTES = 8 << 20  # of one of them
 
@@ -89,6 +111,7 @@ class FileContent:
 
 
 Ask = Callable[[Question], Awaitable[str]]
+Delegate = Callable[[str, Sequence[SubAgentTask]], Awaitable[Sequence[SubAgentAnswer]]]  # for the call of an id
 Provider = Callable[["Context", type], Any]  # a value of the type asked for, which typing cannot say here
 _NOBODY: Final = "nobody can be asked here; go on without the answer, or say what is missing."
 
@@ -105,6 +128,7 @@ class Context:
         chat: str | None = None,
         provided: Provider | Mapping[type, object] | None = None,
         ask: Ask | None = None,
+        delegate: Delegate | None = None,
         on_progress: Callable[[ToolProgressStep], None] | None = None,
         on_output: Callable[[str], None] | None = None,
         keeps_files: bool = False,
@@ -119,7 +143,9 @@ class Context:
         self.refused = list[str]()  # a sentence for each file that could not be attached
         self.keeps_files = keeps_files
         self._provided = provided
+        self.read_untrusted = False  # by a sub-agent
         self._ask = ask
+        self._delegate = delegate
         self._on_progress = on_progress
         self._on_output = on_output
         self._ended = False
@@ -183,6 +209,30 @@ class Context:
         if offered is not None and answer not in offered:
             raise NotAnswered(f"The question {question!r} was answered {answer!r}; accepted: {', '.join(offered)}.")
         return answer
+
+    async def delegate(self, tasks: Sequence[SubAgentTask]) -> list[SubAgentAnswer]:
+        """Has sub-agents of the model do tasks side by side, and waits; the time does not count against the tool's
+        timeout. Returns an answer for each, also for one that failed.
+
+        Sub-agents know the conversation, call tools of the caller's by the same rights, and share its limits.
+
+        Raises:
+            ToolError: nobody can be delegated to here, or the tasks are none, too many, empty or too long.
+        """
+        if self._delegate is None:
+            raise ToolError("Nobody can be delegated to here; do the tasks yourself, one after another.")
+        if not 1 <= len(tasks) <= MAX_TASKS:
+            raise ToolError(f"There are {len(tasks)} tasks; accepted: 1 to {MAX_TASKS}.")
+        for number, task in enumerate(tasks, 1):
+            if not task.instructions.strip() or len(task.instructions) > MAX_INSTRUCTIONS:
+                length = len(task.instructions)
+                raise ToolError(
+                    f"The instructions of task {number} have {length} characters; accepted: 1 to {MAX_INSTRUCTIONS}, "
+                    "not white space alone."
+                )
+        answers = list(await self._delegate(self.call_id, tasks))
+        self.read_untrusted |= any(answer.untrusted for answer in answers)
+        return answers
 
     def get(self, kind: type[T]) -> T:
         """Returns the host's value for this type.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-from tools.context import Context, Question, ToolProgressStep
+from tools.context import Context, Question, SubAgentAnswer, SubAgentTask, ToolProgressStep
 from tools.errors import Retry, ToolError
 from tools.outcome import Call, CallOutput, CallProgress, Event, Outcome, failed
 from tools.registry import Registry
@@ -90,7 +90,8 @@ class Invocations:
         ctx = self._context(call, session, deadline, tell)
         try:
             value = await self._within(deadline, ctx, tool, arguments)
-            result = result_of(value, tuple(ctx.sources), untrusted=tool.untrusted, max_chars=tool.max_chars)
+            untrusted = tool.untrusted or ctx.read_untrusted
+            result = result_of(value, tuple(ctx.sources), untrusted=untrusted, max_chars=tool.max_chars)
             if (ctx.files or ctx.refused) and session.keep_files is not None:
                 kept = await session.keep_files(call.id, ctx.files)
                 result = result.with_artifacts(replace(kept, refused=(*kept.refused, *ctx.refused)))
@@ -130,6 +131,11 @@ class Invocations:
             with deadline.paused():
                 return await session.ask(question)
 
+        async def delegate(call_id: str, tasks: Sequence[SubAgentTask]) -> Sequence[SubAgentAnswer]:
+            assert session.delegate is not None
+            with deadline.paused():
+                return await session.delegate(call_id, tasks)
+
         ctx = Context(
             user=session.user,
             call_id=call.id,
@@ -137,6 +143,7 @@ class Invocations:
             chat=session.chat,
             provided=self._registry.provided,
             ask=None if session.ask is None else ask,
+            delegate=None if session.delegate is None else delegate,
             on_progress=on_progress,
             on_output=on_output,
             keeps_files=session.keep_files is not None,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tools.call_policy import Decision, NeedsApproval
-from tools.context import Ask, FileContent
+from tools.context import Ask, Delegate, FileContent
 from tools.result import Artifacts
 from tools.tool import Tool
 
@@ -17,7 +17,8 @@ class Session:
 
     `approve` and `ask` reach a person; None where nobody can be reached, so that a call that needs approval is denied.
     `offered` are the tools in the model's prompt; None is any that there is. `own` are tools as this run alone has
-    them, by name, in the place of the registry's. `keep_files` keeps the files of a call, named by its id; None where
+    them, by name, in the place of the registry's. `delegate` has sub-agents of the run's model do a call's tasks; None
+    where there is no model, or it is a sub-agent's. `keep_files` keeps the files of a call, named by its id; None where
     nobody does.
     """
 
@@ -26,6 +27,7 @@ class Session:
     chat: str | None = None
     approve: Callable[[NeedsApproval], Awaitable[Decision]] | None = None
     ask: Ask | None = None
+    delegate: Delegate | None = None
     tainted_by: set[str] = field(default_factory=set)
     offered: Collection[Tool] | None = None
     own: Mapping[str, Tool] = field(default_factory=dict)

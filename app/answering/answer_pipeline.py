@@ -14,12 +14,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.admission.request_budget import priority, scheduling
-from app.answering.answer_plan import AnswerPlan, ToolLoop
+from app.answering.answer_plan import AnswerPlan
 from app.answering.model_cascade import ModelCascade, ModelChosen, Plan
 from app.answering.next_turn import Messages, NextTurn
 from app.answering.remote_answer import RemoteAnswer
 from app.answering.remote_model import RemotePlan, SentToRemote
 from app.answering.schema_check import wrong_with
+from app.answering.sub_agents import SubAgents, ToolLoop
 from app.connections import finish
 from app.errors import ApiError
 from app.observability.metrics import RequestWatch
@@ -188,7 +189,8 @@ class AnswerPipeline:
                 yield 0, each
 
     async def _looped(self, plan: AnswerPlan, loop: ToolLoop, watch: RequestWatch) -> AsyncGenerator[Answered, None]:
-        agent = self.agent = plan.agent(loop, self._hear)
+        agent = self.agent = plan.agent(loop.tools, loop.limits, self._hear, loop.clock)
+        loop.on_begin(SubAgents(plan, agent, self._hear, self.tenant))
         self.tally.prompt_tokens += len(plan.prompt)
         watch.admit([plan.served], self.tenant, len(plan.prompt), plan.limit)
         with ExitStack() as closing:

@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolLoop:
-    """The tools that an answer may call on its way, within limits of steps, tokens, and seconds of `clock`."""
-
-    tools: Tools
-    limits: Limits
-    clock: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
 class SelectedCall:
     """A call that an answer has to begin with, of one of `tools`; their schemas may be narrower than those given."""
 
@@ -126,8 +117,14 @@ class AnswerPlan:
         write, calls = self.generator(on_event), self.tool_plan is not None
         return write(seq, self.span, self.served.markers, opened=opened, closed=closed, calls=calls)
 
-    def agent(self, loop: ToolLoop, on_event: Callable[[Event], None] = lambda event: None) -> Agent:
-        """Returns the loop that writes one answer with calls of `loop.tools`."""
+    def agent(
+        self,
+        tools: Tools,
+        limits: Limits,
+        on_event: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Agent:
+        """Returns the loop that writes one answer with calls of `tools`."""
         assert self.tool_plan is not None
         served = self.served
 
@@ -136,7 +133,7 @@ class AnswerPlan:
 
         first = None if self.selected is None else self.selected.plan
         style = Style(self.tool_plan, served.markers, appended, served.opens_thinking, served.closes_thinking, first)
-        return Agent(style, loop.tools, self.span, loop.limits, answers=self.generator(on_event), clock=loop.clock)
+        return Agent(style, tools, self.span, limits, answers=self.generator(on_event), clock=clock)
 
     def turn(self) -> Turn:
         """Returns the reader of one answer's pieces."""

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from app.admission.request_budget import scheduling, too_late
-from app.answering.answer_plan import ToolLoop
 from app.answering.remote_model import RemotePlan, SentToRemote
+from app.answering.sub_agents import ToolLoop
 from app.remote.wire_formats import (
     CallPart,
     Finish,

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from app.answering.served_model import ServedModel
 from app.config import Settings
 from app.errors import invalid
+from app.observability import tracing
 from retrieval.browse import Browser
 from tools.builtin.skills import ORIGIN as SKILLS
 from tools.builtin.skills import READ, RUN, skill_tools
@@ -26,9 +28,12 @@ from tools.grants import SqliteGrants
 from tools.journal import SqliteJournal
 from tools.mcp import mcp_servers
 from tools.options import Permission
+from tools.outcome import Call
+from tools.outcome import Event as CallEvent
 from tools.plugins import PluginFolder
 from tools.registry import Fault, Registry
 from tools.schema import JSONSchema
+from tools.session import Session
 from tools.skills import Skill, SkillLibrary
 from tools.tool import Tool
 
@@ -44,7 +49,46 @@ GRANTED: tuple[Permission, ...] = ("none", "read", "write", "network", "execute"
 BUILT_IN = "built in"
 SKILLS_SHARE = 1 / 4  # of a model's context that the list of skills may take
 
+DELEGATE = "delegate"  # a model of another server has nobody to delegate to, nor has a sub-agent
+
 log = logging.getLogger("ponder")
+
+
+class OfferedTools:
+    """Runs the calls of a model's loop: those of the tools that it was offered. `listen` hears of each call.
+
+    `read_untrusted`: a result may be text that somebody else wrote.
+    """
+
+    def __init__(
+        self, executor: Executor, offered: Iterable[Tool], session: Session, listen: Callable[[CallEvent], None]
+    ) -> None:
+        self.offered = {tool.name: tool for tool in offered}
+        self.session = session
+        self.read_untrusted = False
+        self._executor = executor
+        self._listen = listen
+
+    def only_reads(self, call: Call) -> bool:
+        tool = self.offered.get(call.name)
+        return tool is not None and not tool.has_effects and tool.permission in ("none", "read")
+
+    async def run(self, calls: Sequence[Call]) -> list[str]:
+        offered = [call for call in calls if call.name in self.offered]  # names are constrained, but this decides
+        outcomes = await self._executor.run(offered, self.session, tracing.calls(self._listen))
+        self.read_untrusted |= any(outcome.result.untrusted for outcome in outcomes)
+        texts = {outcome.call_id: outcome.text for outcome in outcomes}
+        there = ", ".join(self.offered)
+        return [texts.get(call.id) or f"There is no tool {call.name!r:.70} here; there are: {there}." for call in calls]
+
+    def narrowed(self, offered: Iterable[Tool], listen: Callable[[CallEvent], None]) -> OfferedTools:
+        """Returns some of the tools for a sub-agent, which delegates nothing and reads on from what was read here."""
+        some = {tool.name: tool for tool in offered}
+        session = replace(
+            self.session, offered=tuple(some.values()), tainted_by=set(self.session.tainted_by), delegate=None,
+            own={name: tool for name, tool in self.session.own.items() if name in some},
+        )  # fmt: skip
+        return OfferedTools(self._executor, some.values(), session, listen)
 
 
 class UnknownTool(LookupError):
@@ -182,16 +226,24 @@ class ToolService:
         return None if tool is None or tool.guided_parameters is None else await tool.guided_parameters()
 
     def offered(
-        self, wanted: Literal["all"] | Sequence[str] | None, skills: Literal["all"] | Sequence[str] | None = None
+        self,
+        wanted: Literal["all"] | Sequence[str] | None,
+        skills: Literal["all"] | Sequence[str] | None = None,
+        *,
+        remote: bool = False,
     ) -> list[Tool]:
         """The tools of these names, in the order of names, so that a prompt repeats. `skills`: those that the tools of
-        skills have; None for all, where these tools are wanted.
+        skills have; None for all, where these tools are wanted. `remote`: they are for another server's model.
 
         Raises:
-            UnknownTool: there is none of a name.
+            UnknownTool: there is none of a name, or not for another server's model.
             UnknownSkill: there is no skill of a name.
         """
         tools = [] if wanted is None else self._named(wanted)
+        if remote and any(tool.name == DELEGATE for tool in tools):
+            if wanted != "all":
+                raise UnknownTool(f"The tool {DELEGATE!r} is for models of this server; accepted: one, or other tools.")
+            tools = [tool for tool in tools if tool.name != DELEGATE]
         if skills is None:
             return tools
         chosen = self.skills.names if skills == "all" else skills

@@ -300,7 +300,7 @@ async def check_settings(state: State, user: str, settings: ChatSettings) -> dic
         served, auto = _models_of(state, settings)
         _reasoning_config(state, settings, served, auto, user)
     try:
-        state.tool_service.offered(settings.tools, settings.skills)
+        state.tool_service.offered(settings.tools, settings.skills, remote=remote is not None)
     except UnknownTool as error:
         raise invalid("tools", str(error), "unknown_tool") from None
     except UnknownSkill as error:

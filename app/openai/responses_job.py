@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.admission.request_budget import narrow, output_limit
 from app.answering.answer_pipeline import AnswerPipeline
-from app.answering.answer_plan import AnswerPlan, ToolLoop
+from app.answering.answer_plan import AnswerPlan
 from app.answering.remote_model import RemoteModel, RemotePlan
+from app.answering.sub_agents import SubAgents, ToolLoop, delegated
 from app.answering.thinking_summary import ThinkingSummary
-from app.answering.tool_service import UnknownTool
+from app.answering.tool_service import OfferedTools, UnknownTool
 from app.config import AUTO_NAME
 from app.errors import ApiError, from_exception, invalid
 from app.observability import tracing
@@ -37,6 +38,7 @@ from app.openai.responses_store import StoredResponses, with_ids
 from engine.outputs import TokenLogprob
 from reasoning.agent import HandedOver, Limits, Returned, Wrote
 from reasoning.thinking import Tally
+from tools.context import SubAgentAnswer, SubAgentTask
 from tools.outcome import Call, Outcome
 from tools.session import Session
 
@@ -56,9 +58,12 @@ class ServedTools:
     ) -> None:  # fmt: skip
         """`read_from`: tools with results in the conversation already. `alone`: the client has no functions."""
         self.outcomes: dict[str, Outcome] = {}
+        self.sub_agents: SubAgents | None = None  # once a model of this server writes
         self._executor = executor
         self._offered = {tool.name: tool for tool in offered}
-        self._session = Session(user, response, tainted_by=set(read_from), offered=tuple(offered))
+        self._session = Session(
+            user, response, tainted_by=set(read_from), offered=tuple(offered), delegate=self._delegate
+        )
         self._alone = alone
 
     def only_reads(self, call: Call) -> bool:
@@ -77,6 +82,14 @@ class ServedTools:
         if len(wanted) < len(calls):
             raise HandedOver
         return [outcome.text for outcome in outcomes]
+
+    def begin(self, sub_agents: SubAgents) -> None:
+        """From now on calls can delegate to `sub_agents`."""
+        self.sub_agents = sub_agents
+
+    async def _delegate(self, call_id: str, tasks: Sequence[SubAgentTask]) -> Sequence[SubAgentAnswer]:
+        tools = OfferedTools(self._executor, self._offered.values(), self._session, lambda _: None)
+        return await delegated(self.sub_agents, tools, call_id, tasks, lambda agent: lambda _: None)
 
 
 REPEATED_WARNING = "The answer ended because it repeated itself (repetition_detection)."
@@ -137,8 +150,10 @@ class ResponseJob:
         if not messages:
             raise invalid("input", "input is empty; accepted: a string, or a list of at least one item.")
         private = request.private or stored.read_private
-        wanted, missing = ([], ()) if offer.served is None or offer.choice == "none" else _offered(state, offer)
-        if wanted and request.model not in state.models.remotes:
+        remote = request.model in state.models.remotes
+        offers_none = offer.served is None or offer.choice == "none"
+        wanted, missing = ([], ()) if offers_none else _offered(state, offer, remote=remote)
+        if wanted and not remote:
             state.tool_service.check_skills(wanted, state.models.get(request.model))
         shown = [*offer.functions, *(tool.spec() for tool in wanted)]
 
@@ -168,7 +183,7 @@ class ResponseJob:
             steps = min(state.settings.tool_steps, request.max_tool_calls or state.settings.tool_steps)
             most = Limits(steps, seconds=state.settings.tool_seconds)
             longest = request.max_output_tokens or min(pipeline.plan.limit, most.tokens)
-            pipeline.loop = ToolLoop(tools, replace(most, tokens=longest))
+            pipeline.loop = ToolLoop(tools, replace(most, tokens=longest), on_begin=tools.begin)
 
         def logprobs(entries: Sequence[TokenLogprob]) -> list[Json]:
             assert isinstance(pipeline.plan, AnswerPlan), "they are not asked for of a remote model"
@@ -310,7 +325,7 @@ async def truncated(messages: list[Json], planned: Callable[[list[Json]], Awaita
     return found
 
 
-def _offered(state: State, offer: Offer) -> tuple[list[Any], tuple[str, ...]]:
+def _offered(state: State, offer: Offer, *, remote: bool) -> tuple[list[Any], tuple[str, ...]]:
     """Returns the server's tools that are wanted, and warnings. Coding agents list a web search beside their functions
     without being told to: where the server has none, the model reads the others, and a warning says so."""
     assert offer.served is not None
@@ -324,7 +339,7 @@ def _offered(state: State, offer: Offer) -> tuple[list[Any], tuple[str, ...]]:
             raise invalid(path, f"{lacks}; {accepted}.")
         missing = (f"{lacks}: it is not offered to the model.",)
     try:
-        return list(state.tool_service.offered(served)), missing
+        return list(state.tool_service.offered(served, remote=remote)), missing
     except UnknownTool as unknown:
         path = f"{path}.allowed_tools"
         raise invalid(path, f"{path}: {unknown}") from None

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from app.answering.model_cascade import ModelChosen
 from app.answering.reasoning_config import WaitInserted
 from app.answering.remote_model import SentToRemote
+from app.answering.sub_agents import SubAgentDone, SubAgentStarted
 from app.runs import events
 from reasoning.candidate import CandidateChosen, CandidateDone
 from reasoning.route import Routed, Tried
@@ -26,6 +27,8 @@ _KINDS: dict[type[Event], type[BaseModel]] = {
     NodeChosen: events.SearchSelect,
     CandidateDone: events.CandidateDone,
     CandidateChosen: events.CandidateChosen,
+    SubAgentStarted: events.AgentStarted,
+    SubAgentDone: events.AgentDone,
 }
 MAX_LENGTH = 10_000  # characters of one event of a plugin
 

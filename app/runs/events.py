@@ -153,6 +153,7 @@ class ToolCall(BaseModel):
     call_id: str
     name: str
     arguments: str  # JSON, as the model wrote it
+    agent: str | None = None  # the sub-agent that calls; logs before 2026-11-28 have none
 
 
 class ToolProgress(BaseModel):
@@ -214,6 +215,28 @@ class ToolError(BaseModel):
     kind: str
     message: str
     ms: float
+
+
+class AgentStarted(BaseModel):
+    """A sub-agent begins a task that the call `call_id` delegates. `tools`: names of those that it may call."""
+
+    type: Literal["agent.started"] = "agent.started"
+    agent: str
+    call_id: str
+    instructions: str
+    tools: list[str]
+
+
+class AgentDone(BaseModel):
+    """`text` is its answer, or why there is none where it `failed`. `limit` ended its calling. `tokens`: it wrote."""
+
+    type: Literal["agent.done"] = "agent.done"
+    agent: str
+    text: str
+    failed: bool
+    limit: Literal["steps", "tokens", "seconds", "context"] | None
+    tokens: int
+    seconds: float
 
 
 class ApprovalRequested(BaseModel):
@@ -443,6 +466,8 @@ Event = Annotated[
     | ToolOutput
     | ToolResult
     | ToolError
+    | AgentStarted
+    | AgentDone
     | ApprovalRequested
     | ApprovalResolved
     | QuestionAsked

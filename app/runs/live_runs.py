@@ -18,6 +18,7 @@ from app.answering.remote_model import RemoteModel
 from app.answering.served_model import ServedModel
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
+from app.answering.tool_service import DELEGATE
 from app.config import AUTO_NAME
 from app.db.run_store import Begun, LoggedEvent, Place, RunAnswer, RunKey, Started
 from app.db.sqlite import NotThere
@@ -56,6 +57,8 @@ def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
                 recorder.wrote(text)
             case "thinking.delta", {"text": text}:
                 thinking.append(text)
+            case "tool.call", {"agent": str()}:
+                pass  # what a sub-agent calls and reads is no step of the answer
             case "tool.call", {"call_id": id, "name": name, "arguments": arguments}:
                 recorder.next()
                 calls[id] = Call(id, name, arguments)
@@ -143,11 +146,15 @@ class Runs:
             return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
 
     async def _start(self, chat_id: str, ask: RunSpec, key: RunKey | None) -> Started:
-        offered = self._tool_service.offered(ask.tools, ask.skills)
+        remote = isinstance(ask.served, RemoteModel)
+        offered = self._tool_service.offered(ask.tools, ask.skills, remote=remote)
         if ask.reasoning_config.searches:  # the others of "all" are the model's to call, and it calls none
             offered = [tool for tool in offered if tool.name == WEB_SEARCH]
         if not isinstance(ask.served, RemoteModel):
-            self._tool_service.check_skills(offered, ask.served or self._served)
+            served = ask.served or self._served
+            if ask.tools == "all" and self._tool_selector is not None and self._tool_selector.selects(served):
+                offered = [tool for tool in offered if tool.name != DELEGATE]  # a task for others fits any question
+            self._tool_service.check_skills(offered, served)
         if isinstance(ask.collections, list):
             await asyncio.to_thread(self._library.rights.readable, ask.user, ask.collections)
         chat = await self._store.chats.get(ask.user, chat_id)  # another's chat is not even busy
@@ -169,7 +176,6 @@ class Runs:
 
         run_id = f"run_{uuid.uuid4().hex}"
         ahead = sum(not other.started for other in self._live.values())
-        remote = isinstance(ask.served, RemoteModel)
         served = self._served if isinstance(ask.served, RemoteModel) else ask.served or self._served
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,

@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.answering.answer_pipeline import Admitted, AnswerPipeline
-from app.answering.answer_plan import AnswerPlan, ToolLoop
+from app.answering.answer_plan import AnswerPlan
 from app.answering.model_cascade import ModelCascade, Plan, allowed_models
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.remote_model import RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
+from app.answering.sub_agents import ToolLoop
 from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
 from app.config import AUTO_NAME, LOCAL_USER
@@ -284,7 +285,7 @@ class Run:
         loop = None
         if self.tools is not None and not searches:
             limits = replace(self.tools.limits, tokens=min(plans[0].limit, self.tools.limits.tokens))
-            loop = ToolLoop(self.tools, limits, self.tools.clock)
+            loop = ToolLoop(self.tools, limits, self.tools.clock, self.tools.begin)
         pipeline = self._pipeline = AnswerPipeline(
             lambda: self.watch, plans, tenant=ask.user, auto=auto, loop=loop, on_event=self._hear,
             on_prefill=self._read, said=lambda: answer_messages("".join(self._content), self._steps.steps()),
@@ -345,12 +346,11 @@ class Run:
 
     def _start(self, limit: int) -> None:
         assert self._pipeline is not None
-        model = AUTO_NAME
-        if self._pipeline.auto is None:
-            model = self._model = self._pipeline.plan.served.name
+        self._model = self._pipeline.plan.served.name if self._pipeline.auto is None else None
         self.started = True
         self._writing_at = time.perf_counter()
         strategy = None if self._reasoning_config.strategy is None else self._reasoning_config.strategy.name
+        model = self._model or AUTO_NAME
         self.log.append(RunStarted(model=model, started_at=time.time(), max_tokens=limit, strategy=strategy))
 
     async def _take(self, piece: Piece, deltas: Iterable[Delta]) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
+from app.answering.sub_agents import SubAgents, delegated
+from app.answering.tool_service import OfferedTools
 from app.errors import ApiError, invalid
 from app.observability import tracing
 from app.runs.events import (
@@ -34,7 +36,7 @@ from app.runs.events import (
 from reasoning.agent import Limits
 from tools.builtin.skills import ORIGIN as SKILLS
 from tools.call_policy import Decision, NeedsApproval
-from tools.context import Question, Source
+from tools.context import Question, Source, SubAgentAnswer, SubAgentTask
 from tools.errors import NotAnswered
 from tools.outcome import Call, CallError, CallOutput, CallProgress, CallResult, CallStarted
 from tools.outcome import Event as CallEvent
@@ -71,7 +73,7 @@ class RunTools:
         artifacts: ArtifactStore | None = None,
     ) -> None:  # fmt: skip
         """`artifacts` keeps the files that tools make; without it they are gone with the call."""
-        self.offered = {tool.name: tool for tool in offered}
+        self.sub_agents: SubAgents | None = None  # once a model of this server writes
         self.specs = [tool.spec() for tool in offered]
         self.limits = limits
         self._executor = executor
@@ -82,10 +84,12 @@ class RunTools:
         self._waited_s = 0.0
         self._waits_since: float | None = None
         self._session = Session(
-            user, run, chat, approve=self._approve, ask=self._ask, offered=tuple(offered), tainted_by=set(tainted_by),
+            user, run, chat, approve=self._approve, ask=self._ask, delegate=self._delegate,
+            offered=tuple(offered), tainted_by=set(tainted_by),
             own={tool.name: tool for tool in offered if tool.origin == SKILLS},
             keep_files=None if artifacts is None else partial(artifacts.keep, chat, run),
         )  # fmt: skip
+        self._tools = OfferedTools(executor, offered, self._session, self._listen)
 
     @property
     def tainted_by(self) -> Collection[str]:
@@ -112,15 +116,20 @@ class RunTools:
     # -- the agent's interface
 
     def only_reads(self, call: Call) -> bool:
-        tool = self.offered.get(call.name)
-        return tool is not None and not tool.has_effects and tool.permission in ("none", "read")
+        return self._tools.only_reads(call)
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
-        offered = [call for call in calls if call.name in self.offered]  # names are constrained, but this decides
-        outcomes = await self._executor.run(offered, self._session, tracing.calls(self._listen))
-        texts = {outcome.call_id: outcome.text for outcome in outcomes}
-        there = ", ".join(self.offered)
-        return [texts.get(call.id) or f"There is no tool {call.name!r:.70} here; there are: {there}." for call in calls]
+        return await self._tools.run(calls)
+
+    def begin(self, sub_agents: SubAgents) -> None:
+        """From now on calls can delegate to `sub_agents`."""
+        self.sub_agents = sub_agents
+
+    async def _delegate(self, call_id: str, tasks: Sequence[SubAgentTask]) -> Sequence[SubAgentAnswer]:
+        def listen(agent: str) -> Callable[[CallEvent], None]:
+            return lambda event: self._log.append(_logged(event, agent))
+
+        return await delegated(self.sub_agents, self._tools, call_id, tasks, listen)
 
     async def search(self, tool: str, query: str, count: int, tainted_by: Collection[str]) -> Sequence[Source]:
         """Calls a tool that searches for a program; returns the sources of its result, none where it fails.
@@ -224,12 +233,13 @@ class RunTools:
         self._log.append(_logged(event))
 
 
-def _logged(event: CallEvent) -> BaseModel:
+def _logged(event: CallEvent, agent: str | None = None) -> BaseModel:
+    """`agent`: the sub-agent that calls."""
     id, name = event.call_id, event.name
     match event:
         case CallStarted(arguments=given):
             shown = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            return ToolCall(call_id=id, name=name, arguments=shown)
+            return ToolCall(call_id=id, name=name, arguments=shown, agent=agent)
         case CallProgress(step=step):
             return ToolProgress(call_id=id, name=name, text=step.text, done=step.done, total=step.total)
         case CallOutput(text=text):

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.answering.answer_plan import AnswerPlan, ToolLoop, plan_calls, select_call
+from app.answering.answer_plan import AnswerPlan, plan_calls, select_call
 from app.answering.reasoning_config import ReasoningResolver, restored
 from app.runs.prompt_builder import quoting
 from engine.model.numerics import Numerics
@@ -193,7 +193,7 @@ async def replay(served: ServedModel, trace: Trace, reasoning_resolver: Reasonin
     async with await served.open(prompt, tenant="replay") as seq:
         if trace.tools:
             limits = Limits(steps=10**6, tokens=trace.max_tokens, seconds=float("inf"))
-            made = plan.agent(ToolLoop(_Recorded(trace.results), limits))
+            made = plan.agent(_Recorded(trace.results), limits)
             agent = _SameLimits(made.style, made.tools, made.span, made.limits, answers=made.answers)
             agent.ended = trace.limit
             async with aclosing(agent.run(seq, trace.room)) as happening:

@@ -1,7 +1,7 @@
 """The tools that come with the server, as its settings offer them.
 
 The small ones are there so that the model need not guess: `ask_user` asks which meaning is meant, `calculator` does
-arithmetic, `current_time` and `date_arithmetic` know the time and calendars.
+arithmetic, `current_time` and `date_arithmetic` know the time and calendars. `delegate` has sub-agents do tasks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from ponder import Context, NotAnswered, Retry, Tool, Toolset, tool
+from ponder import Context, NotAnswered, Retry, SubAgentTask, Tool, ToolError, Toolset, tool
 from tools.calculation import CalculationError, calculate, dates
+from tools.context import MAX_INSTRUCTIONS, MAX_TASKS
+from tools.result import shorten
 from tools.sql import SqlDatabase
 
 if TYPE_CHECKING:
@@ -42,6 +44,38 @@ async def ask_user(
     except NotAnswered:
         return "Nobody answered. Go on with what is likeliest and say what you took it to mean, or say what is missing."
     return f"The user answered: {answer}"
+
+
+class DelegatedTask(BaseModel):
+    """A sub-agent's task; without `tools` it may call all that the caller may."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    instructions: Annotated[str, Field(min_length=1, max_length=MAX_INSTRUCTIONS)]
+    tools: Annotated[list[str], Field(max_length=128)] | None = None
+
+
+DELEGATED_CHARS = 16_000  # of all answers together, as the caller reads them
+
+
+@tool(permission="none", timeout=5, idempotent=False, max_chars=DELEGATED_CHARS)
+async def delegate(
+    ctx: Context, tasks: Annotated[list[DelegatedTask], Field(min_length=1, max_length=MAX_TASKS)]
+) -> str:
+    """Have sub-agents do independent tasks side by side, and wait for their answers.
+
+    Args:
+        tasks: what each is to do, with all that it has to know, and the names of the tools that it may call.
+    """
+    wanted = [SubAgentTask(each.instructions, None if each.tools is None else tuple(each.tools)) for each in tasks]
+    answers = await ctx.delegate(wanted)
+    if all(answer.failed for answer in answers):
+        raise ToolError(" ".join(f"Sub-agent {number}: {each.text}" for number, each in enumerate(answers, 1)))
+    most = DELEGATED_CHARS // len(answers) - 40  # for the line above
+    return "\n\n".join(
+        f"Sub-agent {number}{' failed' if each.failed else ''}:\n{shorten(each.text, most)[0]}"
+        for number, each in enumerate(answers, 1)
+    )
 
 
 @tool(permission="none", timeout=5)
@@ -119,7 +153,7 @@ def builtin_tools(config: BuiltinConfig) -> BuiltinTools:
     Raises:
         ValueError: the search engine's address is no URL.
     """
-    tools: list[Tool | Toolset] = [ask_user, calculator, current_time, date_arithmetic]
+    tools: list[Tool | Toolset] = [ask_user, calculator, current_time, date_arithmetic, delegate]
     off = dict[str, str]()
     if config.notes is not None:
         from tools.builtin.notes import Notes

@@ -32,7 +32,19 @@ from app.runs.events import (
 from tests.e2e.support.fake_artifacts import SHOWN, keep, with_files
 from tests.e2e.support.fake_server import ABOUT, USAGE, FakeServer, Gate, Script, answer, thinking
 from tests.e2e.support.hostile_apps import app_page
-from tests.e2e.support.told import approval, call, candidates, dam, found, question, result, searched, support
+from tests.e2e.support.told import (
+    agent,
+    agent_done,
+    approval,
+    call,
+    candidates,
+    dam,
+    found,
+    question,
+    result,
+    searched,
+    support,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -232,6 +244,14 @@ def charted(page: Page, _: FakeServer) -> None:
     expect(page.get_by_role("img", name="Bar chart")).to_be_visible()
 
 
+def delegating(page: Page, _: FakeServer) -> None:
+    """The tree of a call's sub-agents, with the first two of them open."""
+    for name in ("Sub-agents 2 of 3", "1. Find how high", "2. Find what"):
+        page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name="search_documents").click()
+    expect(page.get_by_role("list", name="Sub-agents")).to_contain_text("96 metres")
+
+
 def private_chat(page: Page, fake: FakeServer) -> None:
     """A chat that is private now, with an answer of another server's model from before."""
     fake.world.offer.models = [*fake.world.offer.models, {"id": "big", "thinks": False, "tools": True, "remote": True}]
@@ -302,6 +322,14 @@ TRIED = RouteTried(model="small", passed=False, why="confidence 0.42 of 0.97", t
 ROUTED: Script = [TRIED, RouteAnswering(model="large"), StrategyEvent(name="Looked", fields={"at": 3})]
 PROGRESS = ToolProgress.model_validate({"call_id": "c", "name": "fetch", "text": "page 3", "done": 3, "total": 4})
 CALLED: Script = [call("calculator", '{"expression": "27+58"}'), result("calculator", "85")]
+DELEGATED: Script = [
+    call("delegate", '{"tasks": [{"instructions": "Find the height."}, {"instructions": "Find the cost."}]}'),
+    agent(1, "Find how high the dam of Orsk is, and say where it says so.", "calculator", "search_documents"),
+    agent(2, "Find what the dam of Orsk has cost."), agent(3, "Find who built it."),
+    call("search_documents", '{"query": "height of the dam"}', "c1", "agent_1"),
+    result("search_documents", "It is 96 metres high.", "c1"),
+    agent_done(1, "It is **96 metres** high."), agent_done(2, "It ended without an answer.", failed=True), *HOLD,
+]  # fmt: skip
 BROKE: Script = [AnswerDelta(text="Half an"), RunFailed(code="engine_stopped", message="It broke.", retryable=True)]
 LIMITED = AnswerDone(text="As far as", finish_reason="length")
 CUT_SHORT: Script = [AnswerDelta(text="As far as"), LIMITED, RunCompleted(usage=USAGE)]
@@ -317,6 +345,7 @@ STATES: dict[str, Bring] = {
     "answered": asked("The end.", thinking("Hm."), answer(WORDS), then=pressed("Thought for", ".trace")),
     "called": asked("The end.", CALLED, answer("The end."), then=pressed("calculator", "[aria-label=Result]")),
     "calling": asked("page 3", [call("fetch", "{}", "c"), PROGRESS, *HOLD]),
+    "sub-agents": asked("2 of 3 done", DELEGATED, then=delegating),
     "approval": asks_first(),
     "chart of a result": asked(
         "The end.", [call("sql_query", "{}", "c"), result("sql_query", NUMBERS, "c")], answer("The end."), then=charted

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from random import Random
 
 from app.runs.events import (
+    AgentDone,
+    AgentStarted,
     ApprovalRequested,
     CandidateChosen,
     CandidateDone,
@@ -28,8 +30,18 @@ from tests.e2e.support.fake_documents import PASSAGE
 from tests.e2e.support.fake_server import Gate
 
 
-def call(name: str, arguments: str, call_id: str = "call_1") -> ToolCall:
-    return ToolCall(call_id=call_id, name=name, arguments=arguments)
+def call(name: str, arguments: str, call_id: str = "call_1", agent: str | None = None) -> ToolCall:
+    return ToolCall(call_id=call_id, name=name, arguments=arguments, agent=agent)
+
+
+def agent(number: int, instructions: str, *tools: str) -> AgentStarted:
+    """A sub-agent of the call "call_1"."""
+    return AgentStarted(agent=f"agent_{number}", call_id="call_1", instructions=instructions, tools=list(tools))
+
+
+def agent_done(number: int, text: str, *, failed: bool = False) -> AgentDone:
+    tokens = 0 if failed else 40
+    return AgentDone(agent=f"agent_{number}", text=text, failed=failed, limit=None, tokens=tokens, seconds=1.5)
 
 
 def result(name: str, text: str, call_id: str = "call_1", ms: float = 12.0) -> ToolResult:

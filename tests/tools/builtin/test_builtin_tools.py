@@ -264,13 +264,14 @@ def test_what_is_not_configured_is_off_and_says_why(tmp_path: Path, shop: SqlDat
         "calculator",
         "current_time",
         "date_arithmetic",
+        "delegate",
     ]
     assert bare.off["web_search"] == "No search engine is configured; give the address of a SearXNG server."
-    assert len(bare.tools) == 4 and len(bare.off) == 4
+    assert len(bare.tools) == 5 and len(bare.off) == 4
     full = builtin_tools(
         BuiltinConfig(tmp_path / "notes.db", {"shop": shop}, searxng_url="http://search.internal:8080")
     )
-    assert len(full.tools) == 8 and not full.off
+    assert len(full.tools) == 9 and not full.off
     with pytest.raises(ValueError, match="no URL"):
         builtin_tools(BuiltinConfig(searxng_url="search"))
 

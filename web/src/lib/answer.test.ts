@@ -41,8 +41,8 @@ const TOOLS: RunEvent[] = [
   { type: "thinking.delta", text: "I need a file." },
   { type: "thinking.done", duration_s: 0.5, tokens: 5 },
   { type: "answer.delta", text: "Let me write it.", guessed: [] },
-  { type: "tool.call", ...call, arguments: '{"path": "a"}' },
-  { type: "tool.call", call_id: "c2", name: "ask", arguments: "{}" },
+  { type: "tool.call", ...call, agent: null, arguments: '{"path": "a"}' },
+  { type: "tool.call", call_id: "c2", name: "ask", agent: null, arguments: "{}" },
   asked,
   { type: "approval.resolved", call_id: "c1", approval_id: "approval_1", decision: "once" },
   { type: "tool.progress", ...call, text: "half", done: 1, total: 2 },
@@ -200,7 +200,7 @@ test("a wait that is told before its thinking has started belongs to it", () => 
 test("whatever is open when a run ends is closed", () => {
   const ask: RunEvent = { type: "question.asked", ...call, question_id: "q", text: "?", choices: null, expires_at: 9 };
   const cut: RunEvent = { type: "run.failed", code: "server_restarted", message: "It restarted.", retryable: true };
-  const opened = fold([started, { type: "tool.call", ...call, arguments: "{}" }, asked, ask]);
+  const opened = fold([started, { type: "tool.call", ...call, agent: null, arguments: "{}" }, asked, ask]);
   const [ended] = reduce(opened, 5, cut).calls;
   expect(ended).toMatchObject({ state: "cut", approval: { decision: "gone" }, questions: [{ state: "gone" }] });
   const thinking = fold([started, { type: "thinking.started", started_at: 1, max_tokens: null, waits: 0 }]);

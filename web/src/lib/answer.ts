@@ -2,6 +2,7 @@
  * An answer as its run's log tells it: `reduce` folds one event in and touches nothing else, so replaying a log from
  * its start, or resuming it in the middle, ends in the same state. An event already folded in changes nothing.
  */
+import { agentsEnded, reduceAgents, type SubAgent } from "./answer/agents";
 import { guessesGrew, type Guess } from "./answer/guessed";
 import { reduceCandidates, reduceSearch, type Candidates, type Search } from "./answer/search";
 import { markOf, type Grounds, type Mark } from "./answer/sources";
@@ -57,6 +58,7 @@ export interface Answer {
   readonly checking: number | null; // tokens of a sentence that is held back until it is checked
   readonly finishReason: AnswerDone["finish_reason"] | null;
   readonly calls: readonly Call[];
+  readonly agents: readonly SubAgent[]; // that calls delegate to
   readonly reduced: Omit<RunReduced, "type"> | null; // what it got less of, as many waited
   readonly limit: LimitReached["limit"] | null; // what ended its calling
   readonly kept: Omit<MemoryKept, "type"> | null; // facts of its question, for later chats
@@ -90,6 +92,7 @@ export const EMPTY: Answer = {
   checking: null,
   finishReason: null,
   calls: [],
+  agents: [],
   reduced: null,
   limit: null,
   kept: null,
@@ -166,7 +169,7 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
       };
     case "tool.call":
       return {
-        parts: called(parts, event.call_id),
+        parts: (event.agent ?? null) === null ? called(parts, event.call_id) : parts, // logs of old have none
         calls: reduceCalls(answer.calls, event),
         checking: null,
         reading: null,
@@ -180,6 +183,9 @@ function change(answer: Answer, event: RunEvent): Partial<Answer> {
     case "question.asked":
     case "question.answered":
       return { calls: reduceCalls(answer.calls, event) };
+    case "agent.started":
+    case "agent.done":
+      return { agents: reduceAgents(answer.agents, event) };
     case "limit.reached":
       return { limit: event.limit };
     case "memory.kept":
@@ -247,7 +253,9 @@ export function failed(answer: Answer, failure: Failure): Answer {
 
 /** Nothing stays open when the run has ended. */
 function over(answer: Answer): Partial<Answer> {
-  return { parts: closed(answer.parts), calls: ended(answer.calls), checking: null, reading: null, position: 0 };
+  const { parts, calls, agents } = answer;
+  const shut = { parts: closed(parts), calls: ended(calls), agents: agentsEnded(agents) };
+  return { ...shut, checking: null, reading: null, position: 0 };
 }
 
 /** What a reader is to be told, if anything, while nothing else on the page says so. */

@@ -157,6 +157,7 @@ export interface ToolCall {
   call_id: string;
   name: string;
   arguments: string;
+  agent: string | null;
 }
 
 export interface ToolProgress {
@@ -196,6 +197,26 @@ export interface ToolError {
   kind: string;
   message: string;
   ms: number;
+}
+
+/** A sub-agent begins a task that the call `call_id` delegates. `tools`: names of those that it may call. */
+export interface AgentStarted {
+  type: "agent.started";
+  agent: string;
+  call_id: string;
+  instructions: string;
+  tools: string[];
+}
+
+/** `text` is its answer, or why there is none where it `failed`. `limit` ended its calling. `tokens`: it wrote. */
+export interface AgentDone {
+  type: "agent.done";
+  agent: string;
+  text: string;
+  failed: boolean;
+  limit: "steps" | "tokens" | "seconds" | "context" | null;
+  tokens: number;
+  seconds: number;
 }
 
 /** A person must see `preview` and decide, before `expires_at` (seconds since the epoch); without, it is a no. */
@@ -401,6 +422,8 @@ export type RunEvent =
   | ToolOutput
   | ToolResult
   | ToolError
+  | AgentStarted
+  | AgentDone
   | ApprovalRequested
   | ApprovalResolved
   | QuestionAsked

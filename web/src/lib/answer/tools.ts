@@ -41,6 +41,7 @@ export interface Question {
 export interface Call {
   readonly id: string;
   readonly name: string;
+  readonly agent: string | null; // the sub-agent that calls
   readonly arguments: string; // JSON, as the model wrote it
   readonly state: "running" | "done" | "failed" | "cut"; // cut: its run ended first
   readonly progress: { readonly text: string; readonly done: number | null; readonly total: number | null } | null;
@@ -87,6 +88,7 @@ const LONGEST_OUTPUT = 100_000; // characters of a streamed output that are kept
 const begun = (id: string, name: string): Call => ({
   id,
   name,
+  agent: null,
   arguments: "",
   state: "running",
   progress: null,
@@ -111,7 +113,7 @@ export function reduceCalls(calls: readonly Call[], event: ToolEvent): readonly 
 function change(call: Call, event: ToolEvent): Partial<Call> {
   switch (event.type) {
     case "tool.call":
-      return { name: event.name, arguments: event.arguments };
+      return { name: event.name, arguments: event.arguments, agent: event.agent ?? null }; // logs of old have none
     case "tool.progress":
       return { progress: { text: event.text, done: event.done, total: event.total } };
     case "tool.output":

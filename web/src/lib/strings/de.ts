@@ -306,6 +306,16 @@ export const de: Strings = {
     denied: "abgelehnt",
     cut: "nicht beendet",
   },
+  agents: {
+    title: "Teilagenten",
+    progress: (ended: number, of: number) => `${number.format(ended)} von ${number.format(of)} fertig`,
+    ended: (failed: boolean, { tokens: n, seconds: s }: { tokens: number; seconds: number }) =>
+      failed ? "fehlgeschlagen" : `${tokens(n)} · ${seconds(s)}`,
+    task: "Aufgabe",
+    tools: (names: readonly string[]) =>
+      names.length === 0 ? "Er darf keine Werkzeuge aufrufen." : `Er darf ${names.join(", ")} aufrufen.`,
+    answer: "Antwort",
+  },
   callNamed: (name: string) => `Aufruf von ${name}`,
   arguments: "Argumente",
   output: "Ausgabe",

@@ -294,6 +294,15 @@ export const en = {
     denied: "denied",
     cut: "not finished",
   },
+  agents: {
+    title: "Sub-agents",
+    progress: (ended: number, of: number) => `${number.format(ended)} of ${number.format(of)} done`,
+    ended: (failed: boolean, { tokens: n, seconds: s }: { tokens: number; seconds: number }) =>
+      failed ? "failed" : `${tokens(n)} · ${seconds(s)}`,
+    task: "Task",
+    tools: (names: readonly string[]) => (names.length === 0 ? "It may call no tools." : `It may call ${names.join(", ")}.`),
+    answer: "Answer",
+  },
   callNamed: (name: string) => `Call of ${name}`,
   arguments: "Arguments",
   output: "Output",
