@@ -333,7 +333,8 @@ def _recognised(text: str) -> str:
 
 def _who(account: Account, key: ApiKey, session_ends_at: float | None = None) -> Principal:
     scopes = None if key.scopes is None else frozenset(key.scopes)
-    models = None if key.models is None else frozenset(key.models)
+    limits = [frozenset(each) for each in (account.models, key.models) if each is not None]
+    models = frozenset.intersection(*limits) if limits else None
     return Principal(
         account.id, account.name, account.role, key.id, session_ends_at, scopes, models, key.quota.over(account.quota)
     )

@@ -5,7 +5,9 @@ each. Prompts are read before the clock starts. Prints JSON.
 
 With `--adapters N` so many are known and `--resident` of them resident, and requests ask for them by Zipf's law:
 tokens/s beside the same requests without any, and beside an estimate of a server that has one merged model at a time;
-and the gaps between tokens of other streams while adapters are loaded, beside the same requests without adapters.
+and the gaps between tokens of other streams while adapters are loaded, beside the same requests without adapters. With
+`--picture FILE` the requests run once more in a pool of `--kv-blocks`, in which not all of the resident have room
+beside prompts, and the picture shows over time what its blocks are used for.
 """
 
 from __future__ import annotations
@@ -158,6 +160,56 @@ async def by_zipf(model: str, path: Path, options: argparse.Namespace) -> Json:
     }  # fmt: skip
 
 
+USES = {  # of the pool's blocks, from the bottom up: the field of `Stats`, and the colour
+    "pinned adapters": ("adapter_blocks_pinned", "#1f3f36"),
+    "adapters in use": ("adapter_blocks_used", "#2f5d50"),
+    "idle adapters": ("adapter_blocks_idle", "#8fb5a8"),
+    "K/V in use": ("blocks_used", "#b4552d"),
+    "cached K/V": ("blocks_cached", "#e3b79f"),
+    "free": ("blocks_free", "#eeeeee"),
+}
+
+
+async def blocks_over_time(model: str, path: Path, options: argparse.Namespace) -> Json:
+    """Returns the seconds of samples, and the blocks by use at each, while requests ask for adapters by Zipf's law."""
+    names = [f"a{at}" for at in range(options.adapters)]
+    known = tuple((name, str(path / name)) for name in names)  # that `by_zipf` wrote
+    config = EngineConfig(
+        model, adapters=known, max_adapters=options.resident, kv_blocks=options.kv_blocks, pinned_adapters=("a0",)
+    )
+    weights = [1 / (at + 1) ** options.zipf for at in range(options.adapters)]
+    asked = random.Random(2).choices(names, weights, k=options.requests)
+    seen: Json = {"s": [], **{use: [] for use in USES}}
+    async with await Engine.start(config) as engine:
+        began = time.perf_counter()
+        running = asyncio.create_task(answered(engine, asked))
+        while not running.done():
+            stats = await engine.stats()
+            seen["s"].append(round(time.perf_counter() - began, 3))
+            for use, (field, _) in USES.items():
+                seen[use].append(getattr(stats, field))
+            await asyncio.sleep(0.02)
+        await running
+    return seen
+
+
+def draw(seen: Json, file: Path) -> None:
+    """Draws the blocks by use over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(8, 3.6))
+    colours = [colour for _, colour in USES.values()]
+    axis.stackplot(seen["s"], *(seen[use] for use in USES), labels=list(USES), colors=colours, step="post")
+    axis.set(xlabel="s", ylabel="blocks of the pool", xlim=(0, seen["s"][-1]))
+    axis.margins(y=0)
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
+    figure.savefig(file, bbox_inches="tight")
+    pyplot.close(figure)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.adapters")
     parser.add_argument("model", nargs="?", default="models/pebble")
@@ -167,11 +219,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--resident", type=int, default=16)
     parser.add_argument("--zipf", type=float, default=1.0, help="the exponent of the law that requests ask by")
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--picture", type=Path, help="an .svg or .png of the pool's blocks over time")
+    parser.add_argument("--kv-blocks", type=int, default=300, help="of that run")
     options = parser.parse_args(argv)
+    if options.picture is not None and (options.adapters is None or options.picture.suffix not in (".svg", ".png")):
+        parser.error(f"--picture is {options.picture}; accepted: with --adapters, a file that ends in .svg or .png.")
     made: Json = {"hardware": hardware.describe(), "model": options.model, "streams": STREAMS}
     if options.adapters is not None:
         with tempfile.TemporaryDirectory() as path:
             made["zipf"] = asyncio.run(by_zipf(options.model, Path(path), options))
+            if options.picture is not None:
+                draw(asyncio.run(blocks_over_time(options.model, Path(path), options)), options.picture)
         print(json.dumps(made, indent=1))
         return
     for name, targets in (("attention", ATTENTION), ("all", ALL)):

@@ -137,7 +137,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         check_int4(decoder, tokenizer, config, model, numerics)
     groups = kv_groups(config, spec, dtype, device, max_model_len)
     width = 1 if groups is None else groups.width
-    blocks = _kv_blocks(config, decoder, device, max_model_len, groups)
+    blocks = _kv_blocks(config, decoder, device, max_model_len, groups, cache.largest_bytes)
     kv: KVCache | QuantizedCache
     if config.kv_dtype == "auto":
         kv_bytes = blocks * block_bytes(spec, config.block_size, dtype, groups=groups)
@@ -160,6 +160,10 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     compiler = default_compiler(tokenizer, spec.vocab_size)
     compiler.warm()
     pool = BlockPool(blocks, config.kv_tenant_share)
+    cache.seq_blocks = width  # at least one block of tokens has to fit beside an adapter
+    left = adapters.share(pool, kv.block_nbytes)
+    max_len = min(max_model_len, left * config.block_size if groups is None else groups.max_tokens(left))
+    cache.seq_blocks = blocks_for(max_len, config.block_size, groups)
     build_tiers = partial(build_offload, config, model, numerics)
     kv_share, states = 1.0, None
     if kv.states is not None:
@@ -200,14 +204,13 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         groups=groups,
         adapters=adapters,
     )
-    longest = blocks * config.block_size if groups is None else groups.max_tokens(blocks)
     return EngineParts(
         core=core,
         compiler=compiler,
         loaded=Loaded(
             path=str(path),
             vocab_size=spec.vocab_size,
-            max_model_len=min(max_model_len, longest),
+            max_model_len=max_len,
             device=str(device),
             dtype=str(dtype).removeprefix("torch."),
             threads=threads,
@@ -431,11 +434,16 @@ def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.devic
 
 
 def _kv_blocks(
-    config: EngineConfig, decoder: Decoder, device: torch.device, max_model_len: int, groups: KVGroups | None
+    config: EngineConfig,
+    decoder: Decoder,
+    device: torch.device,
+    max_model_len: int,
+    groups: KVGroups | None,
+    adapters: int,
 ) -> int:
     """Returns the number of blocks in the pool, each of one of the `groups`: as configured, by blocks of all layers; or
-    as many as could ever be used, as far as memory goes. Of a computer's memory that is a quarter, as others live there
-    too; of a GPU's the rest beside the largest step."""
+    as many as could ever be used, for so many bytes of `adapters` too, as far as memory goes. Of a computer's memory
+    that is a quarter, as others live there too; of a GPU's the rest beside the largest step."""
     width = 1 if groups is None else groups.width
     if config.kv_blocks is not None:
         return config.kv_blocks * width
@@ -456,7 +464,8 @@ def _kv_blocks(
         kv_bytes = free_bytes(device) // 4
     if decoder.spec.recurrent_layers:  # both together take no more
         kv_bytes -= config.state_bytes or int(STATES_SHARE * kv_bytes)
-    return max(1, min(width * useful_blocks(config, max_model_len), kv_bytes // per_block))
+    useful = width * useful_blocks(config, max_model_len) - (-adapters // per_block)
+    return max(1, min(useful, kv_bytes // per_block))
 
 
 def _token_bytes(each: int, groups: KVGroups | None) -> str:

@@ -150,9 +150,12 @@ class Stats:
     sequences: int = 0  # open handles, idle ones included
     adapters: tuple[AdapterStats, ...] = ()
     blocks_total: int = 0
-    blocks_used: int = 0  # referenced by some sequence
+    blocks_used: int = 0  # referenced by some sequence; these and the next five make the total
     blocks_cached: int = 0  # without references, but findable by prefix
     blocks_free: int = 0  # empty
+    adapter_blocks_pinned: int = 0  # of resident adapters that are never evicted
+    adapter_blocks_used: int = 0  # of those that a running sequence uses, or that are on their way in
+    adapter_blocks_idle: int = 0  # of the others, which are evicted as cached blocks are
     block_size: int = 0
     kv_groups: int = 1  # blocks that `block_size` new tokens take: one of each K/V group
     prefix_query_tokens: int = 0
@@ -180,6 +183,11 @@ class Stats:
     tiers: TierStats = field(default_factory=TierStats)
     states: StateStats = field(default_factory=StateStats)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Counts the blocks that no sequence can have now."""
+        return self.blocks_used + self.adapter_blocks_pinned + self.adapter_blocks_used
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -37,7 +37,11 @@ _SCOPES = f"a list of scopes ({', '.join(SCOPES)}), or null for all"
 _PRIORITIES = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
 _RANGES = f"each 1 or more, but priority from {_PRIORITIES} and deadline_s up to {MAX_DEADLINE_S}, or null"
 _QUOTA = f"an object of {', '.join(QUOTAS)}, {_RANGES}"
+_MODELS = "a list of 1 to 1,000 names of models and adapters, or null for all"
 _USER_QUOTA = f"an object of {', '.join(USER_QUOTAS)}, {_RANGES}"
+
+
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class UserRequest(BaseModel):
@@ -75,9 +79,10 @@ class UserChange(BaseModel):
     role: Role | None = Field(None, description=_ROLE)
     disabled: bool | None = Field(None, description="true: none of the user's keys is valid any more; false: they are")
     quota: UserQuotaFields | None = Field(None, description=_USER_QUOTA)
+    models: list[ModelName] | None = Field(None, min_length=1, max_length=1000, description=_MODELS)
 
 
-UserChangeBody = Annotated[UserChange, Depends(JsonBody(UserChange))]
+UserChangeBody = Annotated[UserChange, Depends(JsonBody(UserChange, nulls=True))]
 
 
 class QuotaFields(UserQuotaFields):
@@ -149,7 +154,8 @@ async def create_user(who: Operator, state: AppState, wanted: UserBody) -> dict[
 
 @router.patch("/users/{user_id}")
 async def change_user(who: Operator, state: AppState, user_id: str, wanted: UserChangeBody) -> dict[str, Any]:
-    if (wanted.name, wanted.role, wanted.disabled, wanted.quota) == (None, None, None, None):
+    nothing = (wanted.name, wanted.role, wanted.disabled, wanted.quota) == (None, None, None, None)
+    if nothing and "models" not in wanted.model_fields_set:
         accepted = ", ".join(UserChange.model_fields)
         raise invalid(None, f"The body changes nothing; accepted: some of {accepted}.", "missing_required_parameter")
     if wanted.role == "user" and user_id == who.id:
@@ -162,7 +168,10 @@ async def change_user(who: Operator, state: AppState, user_id: str, wanted: User
 
     def change(accounts: Accounts) -> Account:
         quota = None if wanted.quota is None else wanted.quota.quota()
-        return accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled, quota=quota)
+        changed = accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled, quota=quota)
+        if "models" not in wanted.model_fields_set:
+            return changed
+        return accounts.limit_user(user_id, wanted.models and list(dict.fromkeys(wanted.models)))
 
     return _shown(await state.auth.do(change))
 

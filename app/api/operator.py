@@ -107,7 +107,12 @@ def _model(name: str, counters: Stats | None) -> dict[str, Any]:
         "running": counters.running,
         "waiting": counters.waiting,
         "sequences": counters.sequences,
-        "blocks": {"used": counters.blocks_used, "cached": counters.blocks_cached, "free": counters.blocks_free},
+        "blocks": {
+            "used": counters.blocks_used,
+            "adapters": counters.adapter_blocks_pinned + counters.adapter_blocks_used + counters.adapter_blocks_idle,
+            "cached": counters.blocks_cached,
+            "free": counters.blocks_free,
+        },
         "block_size": counters.block_size,
         "prefix_hit_rate": counters.prefix_hit_rate if counters.prefix_query_tokens else None,
         "preemptions": counters.preemptions,

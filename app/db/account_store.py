@@ -207,6 +207,17 @@ class Accounts:
             insert(self._db, keys, given)
         return key, text
 
+    def limit_user(self, id: str, models: Sequence[str] | None) -> Account:
+        """Has all keys of a user be for these models alone, as far as they are for them; None: for all.
+
+        Raises:
+            NotThere: there is no such user.
+        """
+        with self._writing():
+            stored = None if models is None else json.dumps(models)
+            self._db.execute(update(users).where(users.c.id == id).values(models=stored))
+            return self._user(id)
+
     def limit_key(self, id: str, models: Sequence[str] | None) -> ApiKey:
         """Has a key be for these models alone; None: for all.
 

@@ -33,14 +33,16 @@ class Account:
     created_at: float
     disabled_at: float | None = None  # since when none of the user's keys is valid
     quota: Quota = NO_QUOTA  # what their keys have that say nothing themselves
+    models: tuple[str, ...] | None = None  # names of those that all their keys are for; None: all
 
     @classmethod
     def of_row(cls, found: dict[str, Any]) -> Account:
-        return cls(**{**found, "quota": Quota.read(found["quota"])})
+        return cls(**{**found, "quota": Quota.read(found["quota"]), "models": read_models(found["models"])})
 
     def told(self) -> dict[str, Any]:
         """As JSON."""
-        return {**asdict(self), "quota": {name: getattr(self.quota, name) for name in USER_QUOTAS}}
+        quota = {name: getattr(self.quota, name) for name in USER_QUOTAS}
+        return {**asdict(self), "quota": quota, "models": self.models and list(self.models)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,8 @@ class ApiKey:
     @classmethod
     def of_row(cls, found: dict[str, Any]) -> ApiKey:
         scopes: str | None = found["scopes"]
-        models = None if found["models"] is None else tuple(json.loads(found["models"]))
         parts = {"scopes": None if scopes is None else tuple(scopes.split()), "quota": Quota.read(found["quota"])}
-        return cls(**{**found, **parts, "models": models, "disabled": bool(found["disabled"])})
+        return cls(**{**found, **parts, "models": read_models(found["models"]), "disabled": bool(found["disabled"])})
 
     @property
     def state(self) -> KeyState:
@@ -83,6 +84,11 @@ class ApiKey:
             **told, "scopes": self.scopes and list(self.scopes), "models": self.models and list(self.models),
             "state": self.state,
         }  # fmt: skip
+
+
+def read_models(stored: str | None) -> tuple[str, ...] | None:
+    """Returns the names of models as they were stored; None for all."""
+    return None if stored is None else tuple(json.loads(stored))
 
 
 class RoleDiffers(ValueError):

@@ -281,6 +281,7 @@ users = Table(
     Column("created_at", NUMBER, nullable=False),
     Column("disabled_at", NUMBER),
     Column("quota", Text),  # as JSON, for all keys of the user
+    Column("models", Text),  # of all their keys: names, as JSON; null: all there are and will be
 )  # fmt: skip
 
 keys = Table(

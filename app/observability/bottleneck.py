@@ -76,7 +76,7 @@ def bottleneck(looks: Sequence[tuple[float, Stats]], max_running: int) -> Bottle
     busy = min(1.0, steps_s / worked_s) if worked_s else 0.0
     prompts = max(0.0, 1 - decode_s / steps_s) if steps_s else 0.0
     growth = growth_of(last.decodes)
-    kv_used = max(each.blocks_used / max(1, each.blocks_total) for each in stats)
+    kv_used = max(each.blocks_in_use / max(1, each.blocks_total) for each in stats)
     waiting = sum(each.waiting for each in stats) / len(stats)
     preemptions = last.preemptions - first.preemptions
     limit: Limit

@@ -21,7 +21,14 @@ _GAUGES = {
     "requests_waiting": ("Sequences waiting for the engine.", "waiting"),
     "sequences_open": ("Open sequence handles, idle ones included.", "sequences"),
 }
-_BLOCKS = {"used": "blocks_used", "cached": "blocks_cached", "free": "blocks_free"}
+_BLOCKS = {
+    "used": "blocks_used",
+    "cached": "blocks_cached",
+    "free": "blocks_free",
+    "adapter_pinned": "adapter_blocks_pinned",
+    "adapter_used": "adapter_blocks_used",
+    "adapter_idle": "adapter_blocks_idle",
+}
 _COUNTERS = {
     "prompt_tokens": ("Prompt tokens computed (prefix cache hits excluded).", "prompt_tokens"),
     "generation_tokens": ("Tokens generated.", "generated_tokens"),

@@ -109,7 +109,7 @@ class TimeWindows:
         while len(counted) > 2 and counted[1][0] <= now - COUNTED_S:
             counted.popleft()
         current = self._bin()
-        current.blocks_share = max(current.blocks_share, stats.blocks_used / max(1, stats.blocks_total))
+        current.blocks_share = max(current.blocks_share, stats.blocks_in_use / max(1, stats.blocks_total))
         middle = int((at + now) / 2 / BIN_S)
         if (found := next((each for each in reversed(self._bins) if each.number <= middle), None)) is not None:
             for name, counter in _COUNTED.items():

@@ -13,6 +13,7 @@ from engine.core import messages as m
 from engine.core.adapter_cache import AdapterCache, KnownAdapter
 from engine.core.request import NO_ADAPTER, SequenceState
 from engine.errors import EngineError, InvalidParameter, unknown_adapter
+from engine.kv_cache.block_pool import BlockPool
 from engine.outputs import AdapterStats
 
 
@@ -46,10 +47,24 @@ class CoreAdapters:
         given = [self._named(name, path) for name, path in adapters.items()]
         for each in sorted(given, key=lambda each: not each.known.pinned):
             try:
-                self._known(each, self.cache.read(each.known.number, each.known.path))
+                self._known(each, *self.cache.read(each.known.number, each.known.path))
                 self.cache.fill(each.known)
             except EngineError as error:
                 raise InvalidParameter("adapters", f"The adapter {each.name!r} cannot be loaded: {error}") from error
+
+    def share(self, pool: BlockPool, block_bytes: int) -> int:
+        """Has adapters take their memory from a K/V pool, before any step; returns the blocks that a sequence may have
+        beside the largest of them.
+
+        Raises:
+            InvalidParameter: one has no room; the message says which, with both sizes.
+        """
+        self.cache.share(pool, block_bytes)
+        largest_first = sorted(self._names.values(), key=lambda each: each.known.nbytes, reverse=True)
+        for named in largest_first[:1]:
+            if refused := self.cache.too_large(named.known):
+                raise InvalidParameter("adapters", f"The adapter {named.name!r} {refused}")
+        return pool.total - self.cache.reserved_blocks
 
     @property
     def digests(self) -> tuple[tuple[str, str], ...]:
@@ -126,9 +141,9 @@ class CoreAdapters:
         self._names[name] = named
         return named
 
-    def _known(self, named: _Named, digest: str) -> None:
+    def _known(self, named: _Named, digest: str, nbytes: int) -> None:
         """Has sequences use an adapter whose files were read."""
-        named.known.digest = digest
+        named.known.digest, named.known.nbytes = digest, nbytes
         self._by_number[named.known.number] = named
         self.cache.add(named.known)
 
@@ -140,11 +155,11 @@ class CoreAdapters:
 
         def read() -> m.AdapterDone:
             try:
-                digest = self.cache.read(known.number, command.path)
+                digest, nbytes = self.cache.read(known.number, command.path)
             except Exception as error:  # of any kind that memory or files raise: its waiter must hear
                 said = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
                 return m.AdapterDone(command.request, command.name, None, refused=said or type(error).__name__)
-            return m.AdapterDone(command.request, command.name, None, digest=digest)
+            return m.AdapterDone(command.request, command.name, None, digest=digest, nbytes=nbytes)
 
         if command.wait:
             return self._take(read(), lambda number, why: None)
@@ -161,7 +176,10 @@ class CoreAdapters:
         if done.refused:
             del self._names[done.name]
             return m.RequestRefused(done.request, (done.refused,), timed_out=False)
-        self._known(named, done.digest)
+        self._known(named, done.digest, done.nbytes)
+        if refused := self.cache.too_large(named.known):
+            self._forget(named)
+            return m.RequestRefused(done.request, (f"The adapter {done.name!r} {refused}",), timed_out=False)
         return m.AdapterReady(done.request, done.name, done.digest)
 
     def _unload(self, command: m.UnloadAdapter, gone: Callable[[int, str], None]) -> m.Reply:
@@ -189,5 +207,8 @@ class CoreAdapters:
 
     def _drop_unused(self, named: _Named) -> None:
         if named.leaving and not named.sequences:
-            del self._names[named.name], self._by_number[named.known.number]
-            self.cache.remove(named.known)
+            self._forget(named)
+
+    def _forget(self, named: _Named) -> None:
+        del self._names[named.name], self._by_number[named.known.number]
+        self.cache.remove(named.known)

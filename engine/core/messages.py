@@ -181,12 +181,13 @@ class UnloadAdapter:
 class AdapterDone:
     """Reports a new set of resident adapters, or why there is none. From the core's own worker, not from a client.
     `request` is that of a load by name, None of one that came in or left. `resident` is the model's own, and `number`
-    is the adapter that came in."""
+    is the adapter that came in; `nbytes` are those that it takes while it is resident."""
 
     request: int | None
     name: str
     resident: object
     digest: str = ""
+    nbytes: int = 0
     refused: str = ""
     number: int = -1
 

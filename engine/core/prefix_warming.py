@@ -81,8 +81,15 @@ class PrefixWarmer:
 
     def row(self, bring: Callable[[SequenceState], bool] = lambda seq: True) -> Row | None:
         """Returns the next chunk with its blocks allocated; None where no prefix is left, or its adapter has still to
-        come in, as `bring` says."""
-        while self.prefixes and bring(seq := self.prefixes[0]):
+        come in, as `bring` says. A prefix whose adapter has no room is dropped."""
+        while self.prefixes:
+            seq = self.prefixes[0]
+            try:
+                if not bring(seq):
+                    return None
+            except OutOfBlocks:
+                self._drop(seq)
+                continue
             self._take_cached(seq)
             if self._states is not None:
                 self._states.seek(seq, seq.kv_len)

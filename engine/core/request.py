@@ -192,7 +192,7 @@ class SequenceState:
     pinned_until: float = 0.0  # end of the KV pin
     waiting_for: tuple[str, ...] = ()
     tail: int = 0  # where K/V ended when it was dropped, if inside a block: that block may be offloaded
-    turned_at: float = 0.0  # when it was preempted for another adapter's turn
+    turned_at: float = 0.0  # when it was preempted
     fetches: int = 0  # times that the current job waited for loads
     deadline: float | None = None
     _seen: set[int] = field(default_factory=set, repr=False)

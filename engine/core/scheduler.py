@@ -27,7 +27,8 @@ from engine.kv_cache.allocation import (
     advance_kv,
     allocate,
     blocks_for,
-    blocks_of,
+    fork_kv,
+    keep_blocks,
     load_blocks,
     match_prefix,
     reclaim_victim,
@@ -51,16 +52,10 @@ class Scheduler:
     `states`: of a model with recurrent layers, `images`: of one that sees."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        pool: BlockPool,
-        clock: Callable[[], float],
-        tiers: OffloadTiers | None = None,
-        states: StateCheckpoints | None = None,
-        images: EncoderCache | None = None,
-        groups: KVGroups | None = None,
+        self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float], tiers: OffloadTiers | None = None,
+        states: StateCheckpoints | None = None, images: EncoderCache | None = None, groups: KVGroups | None = None,
         adapters: AdapterCache | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._config = config
         self._policy = policy_of(config)
         self._size = config.block_size
@@ -143,10 +138,9 @@ class Scheduler:
     def keep(self, seq: SequenceState) -> None:
         """Writes the sequence's K/V to the disk, where there is one. No step may be in flight."""
         if self._tiers is not None:
-            kept = blocks_of(seq, self._size, self._tiers, self._groups)
-            self._tiers.keep(kept, seq.root, seq.priority)
+            kept = keep_blocks(seq, self._size, self._tiers, self._groups)
             if self._states is not None:
-                self._states.keep(seq, len(kept))
+                self._states.keep(seq, kept)
 
     def truncate(self, seq: SequenceState, length: int) -> None:
         self._pool.release(seq.truncate(length, self._size))
@@ -156,10 +150,7 @@ class Scheduler:
 
     def fork(self, seq: SequenceState, child_id: int, arrival: int) -> SequenceState:
         """Forks a child that shares all of the parent's blocks (copy-on-write). No step may be in flight."""
-        self._pool.release(seq.trim(self._size))
-        child = seq.fork(child_id, arrival)
-        for block in child.blocks:
-            self._pool.acquire(block)
+        child = fork_kv(seq, child_id, arrival, self._pool, self._size)
         if self._states is not None:
             self._states.share(child)
         if child.table:
@@ -199,7 +190,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError unless the pools and the tiers agree with every sequence known here."""
         known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self.warmer.prefixes]
-        tables = [seq.blocks for seq in known]
+        tables = [*(seq.blocks for seq in known), *self.adapters.tables]
         self._pool.check(tables if self._tiers is None else [*tables, self._tiers.blocks])
         if self._tiers is not None:
             self._tiers.check()
@@ -220,13 +211,12 @@ class Scheduler:
             warmed = self.warmer.row(self.adapters.bring)
             return self._step([] if warmed is None else [warmed])
         self.warmer.pause(self._now)
-        for seq in self.adapters.plan(self.running.values(), self.waiting.values()):
-            self._preempt_row(seq, rows)
+        self.adapters.plan(self.running, self.waiting.values(), self)
         waiting = dict(self.waiting)  # a sequence preempted in this step is not admitted in it again
         budget = self._policy.budget(self.running.values(), waiting.values())
         for seq, max_tokens in self._policy.turns(list(self.running.values()), list(waiting.values()), self._now):
             if seq.id in waiting and seq.id in self.waiting and not self._full and not self._waits(seq):
-                budget += self._admit(seq, rows) if self.adapters.place(seq) else 0
+                budget += self._admit(seq, rows)
             if seq.id in self.running:
                 budget += self._schedule_row(seq, budget if max_tokens is None else min(budget, max_tokens), rows)
                 if seq.id in drafts and seq.id in rows:
@@ -245,18 +235,8 @@ class Scheduler:
         """
         if self._states is not None or (self.waiting and (self._soon or self._steps_ahead >= MAX_STEPS_AHEAD)):
             return None  # a row that is discarded would have advanced a state
-        running = [(at, row.seq, row.seq.job) for at, row in enumerate(step.rows) if row.seq.job is not None]
-        if len(running) != len(self.running):
-            return None
-        following: list[tuple[int, SequenceState]] = []
-        for at, seq, job in running:
-            goes_on = job.goes_on()
-            if goes_on is None or (self.waiting and not goes_on):  # a place will become free
-                return None
-            if goes_on:
-                following.append((at, seq))
-        needed = self.width * sum(len(seq) >= seq.writable for _, seq in following)
-        if not following or self._pool.available < needed:
+        following = step.going_on(running=len(self.running), waiting=bool(self.waiting))
+        if not following or self._pool.available < self.width * sum(len(s) >= s.writable for _, s in following):
             return None
         self.complete(step)
         self._steps_ahead += 1
@@ -301,8 +281,7 @@ class Scheduler:
     def accepted(self, row: Row, path: Sequence[int]) -> None:
         """Records that the tokens `path` of a row's draft are the sequence's, so that their K/V is valid."""
         seq = row.seq
-        end = row.end + len(path)
-        advance_kv(seq, end, self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
+        advance_kv(seq, row.end + len(path), self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
         if not self.draft_rows.accept(row, path):
             seq.cursor = seq.state_len
 
@@ -355,55 +334,69 @@ class Scheduler:
                 copies = allocate(seq, cursor + count, self._pool, self._size, self._groups)
                 break
             except OutOfBlocks:
-                if (states is None or states.is_writable(seq)) and self._reclaim(seq):
+                has_state = states is None or states.is_writable(seq)
+                if has_state and (self._reclaim(seq) or self.adapters.yield_reserved()):
                     continue
                 greedy = self._pool.greedy  # tenants above their share lose their K/V first
                 others = [each for each in self.running.values() if each.root in greedy] or self.running.values()
                 victim = self._policy.victim(others, self._now)
-                freed += self._preempt_row(victim, rows)
+                freed += self.preempt(victim, rows)
                 if victim is seq:
                     return freed
         if before is not None:
             copies, state_copy = copies or before.copies, state_copy or before.state_copy
         rows[seq.id] = row = Row(seq, cursor, count, logits_from, copies, state=seq.state, state_copy=state_copy)
         self._logits -= row.logits
-        if length - cursor > 1:
-            self._mark_pending(seq)
+        if length - cursor > 1 and self._config.prefix_cache:
+            blocks = range(seq.kv_len // self._size, length // self._size)
+            self._pool.mark_pending([seq.digest(index, self._size) for index in blocks])
         self._policy.charged(seq, count - had)
         return freed - (count - had)
 
     def _admit(self, seq: SequenceState, rows: dict[int, Row]) -> int:
-        """Admits a waiting sequence, if it fits or the policy preempts another. Returns the tokens given back."""
+        """Admits a waiting sequence, if its adapter is resident and it fits or the policy preempts another. Returns the
+        tokens given back."""
+        if not self.adapters.place(seq):
+            return 0
+        freed = self._fit(seq, rows)
+        if seq.id not in self.running:
+            self.adapters.left(seq)
+        return freed
+
+    def _fit(self, seq: SequenceState, rows: dict[int, Row]) -> int:
         freed = 0
         while len(self.running) >= self._max_running:
             victim = self._policy.victim_for(self.running.values(), seq, self._now)
             if victim is None:
                 self._full = not self._policy.preempts  # else another sequence may be admitted
                 return freed
-            freed += self._preempt_row(victim, rows)
+            freed += self.preempt(victim, rows)
         if self._match(seq):
             self._soon = True
             return freed  # another sequence prefills the same block in this step
         while not self._free_blocks_for(seq):
             victim = self._policy.victim_for(self.running.values(), seq, self._now)
             if victim is None:
-                self._full = True
+                self._full = not self.adapters.reserved(seq)  # those go first
                 return freed
-            freed += self._preempt_row(victim, rows)
+            freed += self.preempt(victim, rows)
         if self._load_blocks(seq) or self.images.encodes(seq):
             self._soon = True
             return freed  # others run meanwhile
         del self.waiting[seq.id]
         self.running[seq.id] = seq
+        self.adapters.admitted(seq)
         self.counters.admitted(seq, seq.kv_len if self._states is None else seq.cursor)
         return freed
 
-    def _preempt_row(self, seq: SequenceState, rows: dict[int, Row]) -> int:
-        """Preempts a sequence. Returns the tokens that it had in this step."""
+    def preempt(self, seq: SequenceState, rows: dict[int, Row]) -> int:
+        """Preempts a running sequence. Returns the tokens that it had in this step, of `rows`."""
         self._soon = True
         row = rows.pop(seq.id, None)
         self.counters.preemptions += 1
         del self.running[seq.id]
+        self.adapters.left(seq)
+        seq.turned_at = self._now
         self._drop(seq, copying=row is not None and bool(row.copies))
         self.waiting[seq.id] = seq
         if row is None:
@@ -418,11 +411,24 @@ class Scheduler:
             reserved = blocks_for(self._config.reserve_tokens, self._size, self._groups)
             return not self.running or (len(self.running) + 1) * reserved <= self._pool.total
         growth = len(self.running) * self.width  # each running sequence may need one more block soon
-        needed = blocks_for(len(seq), self._size, self._groups) - seq.held + self.width
-        while self._pool.available < needed + growth:
+        while self._pool.available < self.blocks_to_admit(seq) + growth + self.adapters.reserved(seq):
             if not self._reclaim(seq, spare_pinned=bool(self.running)):
-                return not (self.running or self.loading)  # alone it fits: the core refuses longer ones
+                return not (
+                    self.running or self.loading or self.adapters.reserved(seq)
+                )  # alone it fits: the core refuses longer ones
         return True
+
+    def blocks_to_admit(self, seq: SequenceState) -> int:
+        """Returns the blocks that the admission of a waiting sequence takes beside its adapter's."""
+        return blocks_for(len(seq), self._size, self._groups) - seq.held + self.width
+
+    def make_room(self, seq: SequenceState, *, preempting: bool) -> bool:
+        """Reclaims an idle sequence's K/V for the adapter of a waiting one, or preempts a running one; False where
+        there is none. No step may be in flight."""
+        reclaimed = self._reclaim(seq, spare_pinned=bool(self.running))
+        if preempts := not reclaimed and preempting and bool(self.running):
+            self.preempt(self._policy.victim(self.running.values(), self._now), {})
+        return reclaimed or preempts
 
     def _match(self, seq: SequenceState) -> bool:
         """Takes over the cached blocks that continue this K/V; True when it should wait for a duplicate prefill."""
@@ -462,17 +468,11 @@ class Scheduler:
         if self._states is not None:
             self._states.seek(seq, seq.cursor)
 
-    def _mark_pending(self, seq: SequenceState) -> None:
-        if self._config.prefix_cache:
-            first, last = seq.kv_len // self._size, len(seq) // self._size
-            self._pool.mark_pending([seq.digest(index, self._size) for index in range(first, last)])
-
     def _reclaim(self, keeper: SequenceState, *, spare_pinned: bool = False) -> bool:
         """Reclaims the K/V of the sequence that misses it least, of those that do not run; False when there is none.
         `spare_pinned`: of pinned ones only those beyond their share."""
-        now = self._clock()
         holders = [s for s in self.waiting.values() if s is not keeper]
-        seq = reclaim_victim(self.idle.values(), holders, self._pool, now, spare_pinned=spare_pinned)
+        seq = reclaim_victim(self.idle.values(), holders, self._pool, self._clock(), spare_pinned=spare_pinned)
         if seq is None:
             return False
         self.idle.pop(seq.id, None)
@@ -490,7 +490,8 @@ class Scheduler:
             self._states.release(seq)
 
     def _forget(self, seq: SequenceState) -> None:
-        self.running.pop(seq.id, None)
+        if self.running.pop(seq.id, None) is not None:
+            self.adapters.left(seq)
         self.waiting.pop(seq.id, None)
         self.stalled, self._soon = False, True
         self.warmer.pause(self._clock())

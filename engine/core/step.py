@@ -58,3 +58,19 @@ class Step:
     saves: list[tuple[int, int]] = field(default_factory=list)
     state_saves: list[tuple[int, int]] = field(default_factory=list)
     sampled: Tensor | None = None
+
+    def going_on(self, *, running: int, waiting: bool) -> list[tuple[int, SequenceState]] | None:
+        """Returns the rows whose sequences go on after this step, which samples in each, whatever the samples are. None
+        where that depends on them, the step has not all of the `running` sequences, or one of the `waiting` ones may
+        get a place."""
+        jobs = [(at, row.seq, row.seq.job) for at, row in enumerate(self.rows) if row.seq.job is not None]
+        if len(jobs) != running:
+            return None
+        following: list[tuple[int, SequenceState]] = []
+        for at, seq, job in jobs:
+            goes_on = job.goes_on()
+            if goes_on is None or (waiting and not goes_on):  # a place will become free
+                return None
+            if goes_on:
+                following.append((at, seq))
+        return following

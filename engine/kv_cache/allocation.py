@@ -150,6 +150,22 @@ def blocks_of(
     return found
 
 
+def fork_kv(seq: SequenceState, child_id: int, arrival: int, pool: BlockPool, size: int) -> SequenceState:
+    """Forks a child that shares all of a sequence's blocks (copy-on-write)."""
+    pool.release(seq.trim(size))
+    child = seq.fork(child_id, arrival)
+    for block in child.blocks:
+        pool.acquire(block)
+    return child
+
+
+def keep_blocks(seq: SequenceState, size: int, tiers: OffloadTiers, groups: KVGroups | None = None) -> int:
+    """Has the tiers keep a sequence's K/V after the engine has stopped; returns the number of its blocks."""
+    kept = blocks_of(seq, size, tiers, groups)
+    tiers.keep(kept, seq.root, seq.priority)
+    return len(kept)
+
+
 def tail_of(seq: SequenceState, size: int, groups: KVGroups | None = None) -> list[tuple[int, BlockContent]]:
     """Returns the last block of K/V that ends inside it, of each group, as the sequence drops it: that may be found in
     a tier."""

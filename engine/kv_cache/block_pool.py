@@ -2,7 +2,8 @@
 
 Knows nothing of tensors or requests: blocks are integers, prefixes are digests. The one idea: a block without
 references keeps its content, stays findable by its digest, and is evicted only when no empty block is left, the one
-with the lowest eviction score first (`eviction`).
+with the lowest eviction score first (`eviction`). Weights of adapters have blocks of the same pool (unified paging,
+S-LoRA), and are evicted by the same score.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from engine.kv_cache.eviction import EvictionOrder
 
@@ -49,6 +50,23 @@ class BlockContent:
     warmed: bool = False  # it was computed before any request asked for it, and none has found it yet
 
 
+class PagedWeights(Protocol):
+    """Weights that have blocks of a pool: each of these has one reference."""
+
+    @property
+    def evictable(self) -> int:
+        """Counts the blocks of weights that may be evicted."""
+
+    def lowest(self) -> float | None:
+        """Returns the lowest eviction score of weights that may be evicted; None where there are none."""
+
+    def evict(self) -> None:
+        """Evicts those: releases their blocks."""
+
+    def stats(self) -> dict[str, int]:
+        """Returns its fields of `Stats`, which are numbers of blocks."""
+
+
 class BlockPool:
     """`blocks` KV blocks, numbered from 1; NULL_BLOCK is never handed out.
 
@@ -62,6 +80,7 @@ class BlockPool:
         self._share = share
         self._owned: dict[bytes, int] = {}  # blocks that can be found, by root; kept where there is a share
         self.keeps_evicted = False
+        self.weights: PagedWeights | None = None  # that have blocks here
         self._references = [0] * (blocks + 1)
         self._content: list[BlockContent | None] = [None] * (blocks + 1)
         self._index: dict[bytes, int] = {}
@@ -75,7 +94,8 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Counts the blocks that `allocate` can hand out now."""
-        return len(self._empty) + len(self._cached)
+        evictable = 0 if self.weights is None else self.weights.evictable
+        return len(self._empty) + len(self._cached) + evictable
 
     @property
     def cached(self) -> int:
@@ -87,19 +107,43 @@ class BlockPool:
 
     def stats(self) -> dict[str, Any]:  # Any: keyword arguments of another class
         """Returns its fields of `Stats`."""
-        counts = {"blocks_total": self.total, "blocks_used": self.used, "blocks_cached": self.cached}
-        return {**counts, "blocks_free": self.empty}
+        weights = {} if self.weights is None else self.weights.stats()
+        counts = {"blocks_total": self.total, "blocks_used": self.used - sum(weights.values())}
+        return {**counts, "blocks_cached": self.cached, "blocks_free": self.empty, **weights}
 
     @property
     def used(self) -> int:
-        return self.total - self.available
+        """Counts the blocks with references, those of weights included."""
+        return self.total - len(self._empty) - len(self._cached)
 
     def allocate(self) -> int:
-        """Returns an empty block with one reference; evicts the cached block with the lowest score when there is none.
+        """Returns an empty block with one reference; where there is none, evicts the cached block or the weights with
+        the lowest score.
 
         Raises:
-            OutOfBlocks: every block is referenced.
+            OutOfBlocks: every block is referenced, and no weights may be evicted.
         """
+        if not self._empty:
+            self._evict_weights()
+        return self._allocate()
+
+    def score(self, *, reused: bool) -> float:
+        """Returns the eviction score of what is used now for the last time, or was used before too."""
+        return self._cached.score(reused, 0)
+
+    def _evict_weights(self) -> None:
+        """Evicts weights that score less than the cached block that would be evicted; a tenant's block beyond its share
+        is evicted before."""
+        lowest = None if self.weights is None else self.weights.lowest()
+        if self.weights is None or lowest is None:
+            return
+        greedy = self.greedy
+        cached = self._cached.lowest(greedy)
+        if cached is None or (lowest < cached and not greedy):
+            self.weights.evict()
+            self._cached.passed(len(self._empty))
+
+    def _allocate(self) -> int:
         if self._empty:
             block = self._empty.pop()
         else:
@@ -115,10 +159,10 @@ class BlockPool:
 
     def allocate_spare(self, priority: int) -> int | None:
         """Returns a block as `allocate` does, for content that no request has asked for yet; None where that would
-        evict content that scores more than such content of this priority."""
+        evict content that scores more than such content of this priority, or weights."""
         if not self._empty and not self._cached.yields(priority, self.greedy):
             return None
-        return self.allocate()
+        return self._allocate()
 
     def acquire(self, block: int) -> None:
         """Adds a reference to a block that is used or cached."""

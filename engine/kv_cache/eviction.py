@@ -48,7 +48,7 @@ class EvictionOrder:
         self.take(key)
         group = group if self._share < 1 else b""
         reused = reused or key in self._remembered
-        score = self._score(reused, priority)
+        score = self.score(reused, priority)
         self._number += 1
         entry = self._kept[key] = (score, self._number, key, group)
         heap = self._heaps.setdefault(group, [])
@@ -85,7 +85,16 @@ class EvictionOrder:
     def yields(self, priority: int, first: Collection[bytes] = ()) -> bool:
         """Returns whether `pop` would evict a key that scores no more than a new one of this priority, used once."""
         lowest = self._lowest(first)
-        return lowest is not None and lowest[0] <= self._score(False, priority)
+        return lowest is not None and lowest[0] <= self.score(False, priority)
+
+    def lowest(self, first: Collection[bytes] = ()) -> float | None:
+        """Returns the score of the key that `pop` would evict; None: there is none."""
+        entry = self._lowest(first)
+        return None if entry is None else entry[0]
+
+    def passed(self, count: int) -> None:
+        """Counts evictions of what this order does not have: its time goes on."""
+        self._evicted += count
 
     def keys(self) -> list[bytes]:
         """Lists all keys by falling score."""
@@ -110,7 +119,8 @@ class EvictionOrder:
             heapq.heappop(heap)
         return heap[0] if heap else None
 
-    def _score(self, reused: bool, priority: int) -> float:
+    def score(self, reused: bool, priority: int) -> float:
+        """Returns the score of a key that is put now."""
         return self._evicted + self._capacity * (reused - 0.5 * priority)
 
     def _shrink(self, group: bytes) -> None:

@@ -2,8 +2,7 @@
 
 Knows a batch, a KV cache and its own weights; nothing of requests, sampling or text. The idea: tokens of all rows lie
 end to end as (tokens, hidden), nothing is padded outside attention, and the inputs that all layers share (rotations,
-attention plan, cache views) are made once a step. Small models at batch 1 spend their time in calls, not in arithmetic,
-so the layer below is written for few calls.
+attention plan, cache views) are made once a step. Small models at batch 1 spend their time in calls: a layer has few.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from engine.families import family_of
 from engine.kernels.cpu.binding import NativeLinear
 from engine.kv_cache.quantized_cache import QuantizedCache, QuantizedLayer
 from engine.model import attention, gpu_layers, native_layers
-from engine.model.adapters.packed import PackedAdapters
+from engine.model.adapters.packed import PackedAdapters, packed_bytes
 from engine.model.adapters.peft_checkpoint import Adapter, projections, read_adapter
-from engine.model.adapters.resident import StackedAdapters
+from engine.model.adapters.resident import StackedAdapters, stacked_bytes
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, Features, KVCache
 from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
@@ -87,19 +86,16 @@ class Decoder:
         on_gpu = attend is attention.paged and gpu_layers.chosen(spec, dtype, device, kernels)
         tiled = kernels == "auto" and attend is attention.paged and native_layers.suits(spec, dtype, device)
         tiled = tiled and packing is None
-        wanted = (quantization, spec, dtype, device)
-        packing = packing or native_layers.packing_for(*wanted, tiled, on_gpu, deterministic)
+        packing = packing or native_layers.packing_for(quantization, spec, dtype, device, tiled, on_gpu, deterministic)
         read = LayerReader(spec, names, weights, dtype, device, packing)
         self._embedding = read.tensor(f"{names.root}{names.embedding}.weight", spec.vocab_size, spec.hidden_size)
         # rounded like the embeddings it scales, as the checkpoints were trained
         self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier).to(dtype))
         self._inputs: LayerInputs | None = None
         if spec.per_layer_input is not None:
-            of_layers = spec.per_layer_input, names.root, len(spec.windows)
-            self._inputs = LayerInputs.read(read, *of_layers, spec.hidden_size)
+            self._inputs = LayerInputs.read(read, spec.per_layer_input, names.root, len(spec.windows), spec.hidden_size)
         self._layers: list[Layer] = [read.layer(index) for index in range(spec.layers)]
-        gated = spec.experts is not None and spec.experts.gate is None and spec.gated_mlp
-        self.experts_in_one_call = tiled and gated
+        self.experts_in_one_call = tiled and spec.experts is not None and spec.experts.gate is None and spec.gated_mlp
         if self.experts_in_one_call:
             self._layers = native_layers.with_experts(spec, self._layers)
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
@@ -133,6 +129,11 @@ class Decoder:
     def read_adapter(self, adapter: str, base: str = "") -> Adapter:
         """Reads an adapter of this model. Raises CheckpointError."""
         return read_adapter(adapter, self.spec, self._names, base)
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        """Returns the bytes that an adapter takes while it is resident."""
+        nbytes = packed_bytes if self.native else stacked_bytes
+        return nbytes(projections(self.spec, self._names), adapter, self.dtype)
 
     @torch.inference_mode()
     def with_adapters(self, adapters: Mapping[int, Adapter], before: _Resident | None = None) -> _Resident:

@@ -23,6 +23,7 @@ from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
 from engine.model.adapters.peft_checkpoint import CONFIG, WEIGHTS
 from engine.model.memory import needs_of
+from engine.outputs import Stats
 from engine.structured_output.spec import Regex
 from tests.engine.ipc.test_joined_engine import Places
 from tests.engine.speculation.test_same_tokens import Planted
@@ -169,6 +170,52 @@ async def test_more_are_known_than_are_resident(random_model: Path, tmp_path: Pa
         assert await tokens(engine, "more") == alone[0]
 
 
+async def test_adapters_and_kv_take_each_others_blocks(random_model: Path, tmp_path: Path) -> None:
+    """In a pool in which not all of them have room, tokens are those of a large one, to the bit."""
+    made, span = _written(random_model, tmp_path, 6), Span(GREEDY, max_tokens=30, ignore_eos=True, logprobs=1)
+    names = [*made, None] * 2
+
+    async def said(engine: Engine, name: str | None, at: int) -> object:
+        async with await engine.open([*PROMPT[at:], *range(5, 40)], adapter=name) as seq:
+            result = await seq.generate_all(span)
+            return result.token_ids, result.logprobs
+
+    async def all_said(kv_blocks: int) -> tuple[list[object], Stats]:
+        settings = config(random_model, made, max_adapters=6, kv_blocks=kv_blocks, deterministic=True)
+        async with await Engine.start(settings) as engine:
+            found = await asyncio.gather(*(said(engine, name, at) for at, name in enumerate(names)))
+            return found, await engine.stats()
+
+    expected, large = await all_said(400)
+    assert large.adapter_blocks_idle and not any(each.evictions for each in large.adapters)
+    found, small = await all_said(large.adapter_blocks_idle + 6)
+    assert found == expected
+    assert any(each.evictions for each in small.adapters)
+    assert small.blocks_total == small.blocks_cached + small.blocks_free + small.adapter_blocks_idle
+
+
+async def test_an_adapter_that_the_pool_has_no_room_for_is_refused_by_its_name(
+    random_model: Path, adapters: dict[str, str]
+) -> None:
+    async with await Engine.start(config(random_model, {"a0": adapters["a0"]})) as engine:
+        stats = await engine.stats()
+    small = {"a0": adapters["a0"]}
+    needed = stats.adapter_blocks_idle
+    over = config(random_model, small, kv_blocks=needed)
+    said = rf"'a0' takes {needed} blocks \(.* MB\) of the K/V pool's {needed} blocks \(.* MB\)"
+    with pytest.raises(InvalidParameter, match=said):
+        await Engine.start(over)
+    async with await Engine.start(config(random_model, small, kv_blocks=needed + 2)) as engine:
+        assert engine.max_model_len == 32  # in the two blocks left
+        assert await tokens(engine, "a0", PROMPT[:20])
+        with pytest.raises(
+            InvalidParameter, match="'a1' takes .* blocks .* of which a sequence of max_model_len takes 2"
+        ):
+            await engine.load_adapter("a1", adapters["a1"])
+        assert "a1" not in engine.adapters
+        assert await tokens(engine, "a0", PROMPT[:20])
+
+
 def test_pinned_ones_leave_a_slot_for_the_others(random_model: Path, adapters: dict[str, str]) -> None:
     with pytest.raises(InvalidParameter, match="pinned_adapters is a0, a1; accepted: names of adapters, fewer"):
         config(random_model, adapters, max_adapters=2, pinned_adapters=("a0", "a1"))
@@ -204,7 +251,9 @@ async def test_preempted_sequences_keep_theirs(random_model: Path, adapters: dic
     names, span = [None, "a0", "a1", "a2"] * 2, Span(GREEDY, max_tokens=40, ignore_eos=True)
     async with await Engine.start(config(random_model, adapters, prefix_cache=False)) as engine:
         alone = [await tokens(engine, name, span=span) for name in names]
-    async with await Engine.start(config(random_model, adapters, prefix_cache=False, kv_blocks=16)) as engine:
+        resident = (await engine.stats()).adapter_blocks_idle
+    tight = config(random_model, adapters, prefix_cache=False, kv_blocks=16 + resident)
+    async with await Engine.start(tight) as engine:
         assert await asyncio.gather(*(tokens(engine, name, span=span) for name in names)) == alone
         assert (await engine.stats()).preemptions
 

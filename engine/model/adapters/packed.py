@@ -33,15 +33,28 @@ class _PackedLinear:
 
 def _packed(place: TargetRows, update: LowRank) -> tuple[Tensor, Tensor, int]:
     """Returns A (rank, in), B as (blocks, rank, 32), and the column of the output at which its blocks begin."""
-    columns = torch.arange(place.first, place.stop)
-    if place.linear == "gate_up":  # see `TiledWeight`
-        columns = alternating(torch.arange(place.out)).argsort()[columns]
-    first = int(columns.min()) // _BLOCK * _BLOCK
-    wide = -(-(int(columns.max()) + 1 - first) // _BLOCK) * _BLOCK
+    columns, first, wide = _columns(place)
     placed = torch.zeros(wide, update.b.shape[1])
     placed[columns - first] = update.b
     blocks = placed.view(-1, _BLOCK, placed.shape[1]).transpose(1, 2).to(torch.bfloat16).contiguous()
     return update.a.to(torch.bfloat16).contiguous(), blocks, first
+
+
+def _columns(place: TargetRows) -> tuple[Tensor, int, int]:
+    """Returns the columns of the output that a projection has, the first one of its blocks, and their width."""
+    columns = torch.arange(place.first, place.stop)
+    if place.linear == "gate_up":  # see `TiledWeight`
+        columns = alternating(torch.arange(place.out)).argsort()[columns]
+    first = int(columns.min()) // _BLOCK * _BLOCK
+    return columns, first, -(-(int(columns.max()) + 1 - first) // _BLOCK) * _BLOCK
+
+
+def packed_bytes(places: Mapping[str, TargetRows], adapter: Adapter, dtype: torch.dtype) -> int:
+    """Returns the bytes of an adapter's matrices as they are packed, in `dtype`."""
+    sizes = (
+        (update.a.numel(), _columns(places[name])[2] * update.b.shape[1]) for name, update in adapter.updates.items()
+    )
+    return dtype.itemsize * sum(a + b for a, b in sizes)
 
 
 _PackedUpdates = dict[tuple[int, LinearName], _PackedLinear]

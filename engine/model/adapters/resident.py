@@ -127,6 +127,11 @@ class StackedAdapters:
         return linear if parts is None else _Adapted(linear, parts, rows)
 
 
+def stacked_bytes(places: Mapping[str, TargetRows], adapter: Adapter, dtype: torch.dtype) -> int:
+    """Returns the bytes of an adapter's matrices as they are resident, in `dtype`."""
+    return sum(dtype.itemsize * (each.a.numel() + each.b.numel()) for each in adapter.updates.values())
+
+
 def _matrices(adapter: Adapter, dtype: torch.dtype, device: torch.device) -> _Matrices:
     def placed(matrix: Tensor) -> Tensor:
         return matrix.to(device, dtype).contiguous()

@@ -216,6 +216,40 @@ def test_a_key_asks_for_its_own_models_alone(model: Path, tmp_path: Path, adapte
             assert ana.post("/v1/completions", json={**asks["/v1/completions"], "model": "poem"}).status_code == 200
 
 
+def test_a_user_asks_for_models_that_both_the_user_and_the_key_are_for(
+    model: Path, tmp_path: Path, adapters: dict[str, str]
+) -> None:
+    lora = {name: adapters[name] for name in ("sql", "poem")}
+    with asking_for_keys(model, tmp_path, lora=lora) as keyed:
+        key = key_of(keyed, "ana")
+        with client_of(keyed, key_of(keyed, "root", "operator")) as root, client_of(keyed, key) as ana:
+
+            def listed() -> set[str]:
+                return {each["id"] for each in ana.get("/v1/models").json()["data"]}
+
+            def limit(models: object) -> httpx.Response:
+                return root.patch("/api/operator/users/ana", json={"models": models})
+
+            everything = listed()
+            of_key = [*everything - {"poem"}]
+            assert limit(["sql", "poem"]).json()["models"] == ["sql", "poem"]
+            assert listed() == {"sql", "poem"} < everything
+            beside(keyed, lambda accounts: accounts.limit_key(accounts.keys_of("ana")[0].id, of_key).id)
+            assert listed() == {"sql"}
+            asked = {"model": "poem", "prompt": "Hello", "max_tokens": 2}
+            assert ana.post("/v1/completions", json=asked).status_code == 404
+            assert ana.post("/v1/completions", json={**asked, "model": "sql"}).status_code == 200
+            renamed = root.patch("/api/operator/users/ana", json={"name": "Ana"})
+            assert renamed.json()["models"] == ["sql", "poem"], renamed.text
+            refused = limit([])
+            assert refused.status_code == 400 and "names of models" in refused.json()["error"]["message"]
+            freed = limit(None)
+            assert freed.status_code == 200, freed.text
+            assert freed.json()["models"] is None and listed() == set(of_key)
+            beside(keyed, lambda accounts: accounts.limit_key(accounts.keys_of("ana")[0].id, None).id)
+            assert listed() == everything
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [

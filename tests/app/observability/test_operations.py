@@ -57,6 +57,7 @@ def test_metrics_count_what_happens(http: httpx.Client, server: Server, nothing_
     blocks = [after["ponder_kv_blocks", f"state={state}"] for state in ("used", "cached", "free")]
     assert blocks[0] == 0 and sum(blocks) == 600
     assert grown("ponder_slo_requests_total", "endpoint=chat,result=met") == 1
+    assert [after["ponder_kv_blocks", f"state=adapter_{use}"] for use in ("pinned", "used", "idle")] == [0, 0, 0]
     sizes = [after["ponder_kv_bytes", f"state={state}"] for state in ("used", "cached", "free")]
     assert sum(sizes) == 600 * 16 * 2 * 1 * 16 * 4  # blocks of 16 tokens; K and V of one layer and head, in float32
     assert after["ponder_backlog_answers", ""] == 0 and after["ponder_expected_wait_seconds", ""] == 0

@@ -49,8 +49,12 @@ class _Model:
         self.resident: dict[int, str] = {}
         self.reads: list[str] = []
         self.broken: dict[str, str] = {}
+        self.sizes: dict[str, int] = {}  # in bytes
         self.gate = threading.Event()
         self.gate.set()
+
+    def adapter_bytes(self, adapter: _Adapter) -> int:
+        return self.sizes.get(adapter.digest, 0)
 
     def read_adapter(self, adapter: str, base: str = "") -> _Adapter:
         self.gate.wait()
@@ -86,16 +90,19 @@ class Bench:
     """A core with adapters that are called by their numbers."""
 
     def __init__(
-        self, known: int, slots: int, *, host: int | None = None, pinned: tuple[str, ...] = (), **options: Any
-    ):
-        """Any: fields of EngineConfig."""
+        self, known: int, slots: int, *, host: int | None = None, pinned: tuple[str, ...] = (), blocks: int = 64,
+        sizes: tuple[int, ...] = (), **options: Any,
+    ):  # fmt: skip
+        """`sizes` of adapters in blocks. Any: fields of EngineConfig."""
         self.now, self.model, self.posted = 0.0, _Model(), SimpleQueue[m.Command]()
         config = EngineConfig("fake", block_size=4, **{"max_running": 2, "max_batch_tokens": 32, **options})
-        pool = BlockPool(64)
+        self.pool = pool = BlockPool(blocks)
+        self.model.sizes = {str(at): size for at, size in enumerate(sizes)}
         runner = _Runner(pool, 4, queues=config.loop == "auto")
         cache = AdapterCache(self.model, slots, host, clock=lambda: self.now)
         self.adapters = CoreAdapters(cache, pinned)
         self.adapters.load_all({str(at): str(at) for at in range(known)})
+        self.adapters.share(pool, 1)
         make: Any = Letters  # any decoder
         self.core = EngineCore(
             config, runner, pool, make, (0,), b"secret", lambda: self.now, adapters=self.adapters
@@ -108,10 +115,10 @@ class Bench:
         self.began: dict[int, int] = {}
         self.first: dict[int, int] = {}  # the step of the first token
 
-    def ask(self, adapter: int | None, tokens: int = 3) -> int:
+    def ask(self, adapter: int | None, tokens: int = 3, prompt: int = 5) -> int:
         id = next(self.ids)
         name = "" if adapter is None else str(adapter)
-        self.core.handle(m.Open(id, (1, 2, 1, 2, 1 + id % 2), "", 0, None, name))
+        self.core.handle(m.Open(id, (*[1, 2] * (prompt // 2), 1 + id % 2)[:prompt], "", 0, None, name))
         self.core.handle(m.Generate(id, id, Span(GREEDY, max_tokens=tokens, ignore_eos=True), 0, tokens))
         self.began[id] = self.step_at
         return id
@@ -124,6 +131,7 @@ class Bench:
             self.core.handle(self.posted.get())
         self.core.step()
         self.core.check()
+        self.check_pool()
         self.step_at += 1
         self.now += STEP_S
         for reply in self.core.take_replies():
@@ -132,6 +140,20 @@ class Bench:
             if isinstance(reply, m.Closed) or (isinstance(reply, m.OutputPiece) and reply.output.finish_reason):
                 self.ended[reply.request] = self.step_at, reply
                 self.core.handle(m.Close(reply.request))
+
+    def check_pool(self) -> None:
+        """Asserts that all blocks are accounted for, and that what runs or is on its way in keeps its blocks."""
+        stats, cache = self.core.stats(), self.adapters.cache
+        adapters = stats.adapter_blocks_pinned + stats.adapter_blocks_used + stats.adapter_blocks_idle
+        assert stats.blocks_used + stats.blocks_cached + stats.blocks_free + adapters == self.pool.total
+        resident = {number: known for number, known in cache._known.items() if known.slot != NO_ADAPTER}
+        assert adapters == sum(self.model.sizes.get(each.path, 0) for each in resident.values())
+        assert len(resident) <= cache.slots
+        running = {seq.adapter for seq in self.core._scheduler.running.values()} - {NO_ADAPTER}
+        assert running <= resident.keys(), "an adapter in use was evicted"
+        used = sum(len(resident[number].blocks) for number in running if not resident[number].pinned)
+        loading = sum(len(each.blocks) for each in resident.values() if each.loading)
+        assert used <= stats.adapter_blocks_used <= used + loading
 
     def drain(self, limit: int = 2000) -> None:
         while len(self.ended) < len(self.began) or self.core.has_work:
@@ -187,6 +209,80 @@ def test_a_wait_for_a_slot_is_bounded_while_resident_adapters_are_always_in_use(
         for rank, id in enumerate(asked):
             assert id in bench.ended, "starved"
             assert bench.ended[id][0] - bench.began[id] <= (rank + 2) * 2 * WAIT
+    finally:
+        bench.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    blocks=st.integers(16, 40),
+    sizes=st.lists(st.integers(0, 8), min_size=5, max_size=5),
+    asked=st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(1, 16), st.integers(1, 16)),
+        min_size=1,
+        max_size=25,
+    ),
+    slots=st.integers(1, 4),
+    running=st.integers(1, 5),
+    pinned=st.booleans(),
+    cached=st.booleans(),
+    loop=st.sampled_from(get_args(LoopName)),
+)
+def test_adapters_and_kv_share_the_pool_and_every_request_ends(
+    blocks: int,
+    sizes: list[int],
+    asked: list[tuple[int, int, int, int]],
+    slots: int,
+    running: int,
+    pinned: bool,
+    cached: bool,
+    loop: LoopName,
+) -> None:
+    """Of the 16 blocks or more, two adapters of 8 may not leave a request room: the pinned one has none then."""
+    pins = ("0",) if pinned and slots > 1 and sizes[0] + max(sizes) <= 8 else ()
+    bench = Bench(
+        5, slots, pinned=pins, blocks=blocks, sizes=tuple(sizes), max_running=running,
+        prefix_cache=cached, loop=loop,
+    )  # fmt: skip
+    try:
+        for adapter, steps, tokens, prompt in asked:  # of 8 blocks at most
+            bench.ask(None if adapter == 5 else adapter, tokens, prompt)
+            for _ in range(steps):
+                bench.step()
+        bench.drain()
+        assert all(isinstance(reply, m.OutputPiece) for _, reply in bench.ended.values())
+    finally:
+        bench.close()
+
+
+@settings(deadline=None, max_examples=15)
+@given(size=st.integers(2, 8), cold=st.integers(1, 3), lengths=st.lists(st.integers(3, 40), min_size=3, max_size=5))
+def test_a_wait_for_blocks_is_bounded_while_others_always_take_them(size: int, cold: int, lengths: list[int]) -> None:
+    """More requests without an adapter are always open than the pool has room for; each cold adapter gets its turn."""
+    bench = Bench(cold + 1, cold + 1, max_running=12, blocks=24, sizes=(0, *[size] * cold), prefix_cache=False)
+    try:
+        asked, others = [], list[int]()
+        for at in range(250):
+            while sum(id not in bench.ended for id in others) < len(lengths):
+                others.append(bench.ask(None, lengths[len(others) % len(lengths)], 20))
+            if at == WAIT:
+                asked = [bench.ask(1 + each) for each in range(cold)]
+            bench.step()
+        for rank, id in enumerate(asked):
+            assert id in bench.ended, "starved"
+            assert bench.ended[id][0] - bench.began[id] <= (rank + 2) * 2 * WAIT
+    finally:
+        bench.close()
+
+
+def test_running_requests_give_blocks_to_an_adapter_that_has_been_waited_for_long_enough() -> None:
+    bench = Bench(2, 2, blocks=24, sizes=(0, 8), loop="plain")
+    try:
+        long = bench.ask(None, 28, 66)  # of 17 blocks, so 7 are left
+        bench.step()
+        cold = bench.ask(1)
+        bench.drain()
+        assert WAIT < bench.ended[cold][0] < bench.ended[long][0]
     finally:
         bench.close()
 

@@ -36,7 +36,7 @@ export interface Engine {
   running: number;
   waiting: number;
   sequences: number;
-  blocks: { used: number; cached: number; free: number };
+  blocks: { used: number; adapters: number; cached: number; free: number };
   block_size: number;
   prefix_hit_rate: number | null;
   preemptions: number;

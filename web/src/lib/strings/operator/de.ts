@@ -67,9 +67,9 @@ export const de: OperatorStrings = {
 
   engines: "Modelle",
   stopped: "Die Engine ist stehen geblieben.",
-  blocks: (used, cached, free) =>
-    `KV-Blöcke: ${number.format(used)} belegt, ${number.format(cached)} im Cache, ${number.format(free)} frei`,
-  block: { used: "belegt", cached: "im Cache", free: "frei" },
+  blocks: (used, adapters, cached, free) =>
+    `KV-Blöcke: ${number.format(used)} belegt, ${number.format(adapters)} von Adaptern, ${number.format(cached)} im Cache, ${number.format(free)} frei`,
+  block: { used: "belegt", adapters: "von Adaptern", cached: "im Cache", free: "frei" },
   blocksOf: (size) => `KV-Blöcke zu ${count(size, "Token", "Tokens")}`,
   sequences: (n) => count(n, "offene Sequenz", "offene Sequenzen"),
   preemptions: (n) => count(n, "Verdrängung", "Verdrängungen"),
