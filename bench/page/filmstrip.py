@@ -1,7 +1,7 @@
-"""Takes the pictures of docs/first-minutes.md: `python -m bench.page.filmstrip`, of the real server with the bundled model.
+"""Takes the pictures of docs/first-minutes.md, of the real server and model: `python -m bench.page.filmstrip`.
 
-A newcomer's first five minutes, in one browser: each frame does what the text below it says, and fails where that is
-not on the screen.
+A newcomer's first five minutes, in one browser. Each frame presses what the page in docs/ says, and fails where what
+should come of it is not on the screen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER = ROOT / "docs/img"
 DESK, PHONE = (1040, 720), (390, 780)  # CSS pixels
 MAX_BYTES = 60_000  # of a picture
 PATIENCE_MS = 60_000  # the first document loads the embedder
-BEES = "Bees of the upper valley\n\nThe hives stand on the south slope. The beekeeper Lena Moor counted forty hives in 1988."
+BEES = "Bees of the upper valley\n\nThe hives stand on the slope. The beekeeper Lena Moor counted forty hives in 1988."
 
 
 def welcome(page: Page) -> None:
@@ -92,19 +92,22 @@ def film(folder: Path = FOLDER) -> list[Path]:
         RuntimeError: a picture takes more than `MAX_BYTES`.
     """
     taken = []
-    with tempfile.TemporaryDirectory() as data, running(Path(data), "--model", str(PEBBLE)) as server:
-        with browser() as chromium:
-            page = chromium.new_page(color_scheme="light", viewport={"width": DESK[0], "height": DESK[1]})
-            page.set_default_timeout(PATIENCE_MS)
-            page.goto(server.url)
-            for name, bring in FRAMES.items():
-                if name not in GO_ON:
-                    page.goto(server.url)
-                    page.get_by_role("button", name="Ask a document").wait_for()
-                bring(page)
-                page.evaluate("document.fonts.ready")
-                page.wait_for_timeout(700)  # what moves has arrived
-                taken.append(_keep(page.screenshot(), folder / f"first-minutes-{name}.webp"))
+    with (
+        tempfile.TemporaryDirectory() as data,
+        running(Path(data), "--model", str(PEBBLE)) as server,
+        browser() as chromium,
+    ):
+        page = chromium.new_page(color_scheme="light", viewport={"width": DESK[0], "height": DESK[1]})
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(server.url)
+        for name, bring in FRAMES.items():
+            if name not in GO_ON:
+                page.goto(server.url)
+                page.get_by_role("button", name="Ask a document").wait_for()
+            bring(page)
+            page.evaluate("document.fonts.ready")
+            page.wait_for_timeout(700)  # what moves has arrived
+            taken.append(_keep(page.screenshot(), folder / f"first-minutes-{name}.webp"))
     return taken
 
 
