@@ -7,9 +7,12 @@ so a mistyped one gets the API's own 404 instead of a page.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -57,9 +60,15 @@ NOT_BUILT = """<!doctype html>
 """
 
 
-def mount_page(app: Starlette) -> None:
-    """Serve the page at `/`. To be called after all other routes: their paths are theirs."""
-    app.router.routes.append(PageFiles(PLACES))
+CHAT_PART = "src/components/chat/Message.svelte"  # shows messages; the first screen is made without it
+
+
+def mount_page(app: Starlette, known: Callable[[Request], bool] = lambda request: False) -> None:
+    """Serve the page at `/`. To be called after all other routes: their paths are theirs.
+
+    `known` tells whether a request's sender may likely read chats: the page of a chat then names it for preloading.
+    """
+    app.router.routes.append(PageFiles(PLACES, known))
 
 
 def is_pages(method: str, path: str) -> bool:
@@ -70,8 +79,8 @@ def is_pages(method: str, path: str) -> bool:
 class PageFiles(BaseRoute):
     """A route for every address that is left over, except the API's."""
 
-    def __init__(self, places: Iterable[Path]) -> None:
-        self.places = tuple(places)
+    def __init__(self, places: Iterable[Path], known: Callable[[Request], bool] = lambda request: False) -> None:
+        self.places, self.known = tuple(places), known
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] != "http" or not is_pages(scope["method"], scope["path"]):
@@ -100,7 +109,19 @@ class PageFiles(BaseRoute):
             return self.send(file, request, FOREVER if hashed else REVALIDATE)
         if PurePosixPath(name).suffix or name.startswith("assets/"):
             raise HTTPException(404)  # a file that is not there is no place in the page
-        return self.send(root / "index.html", request, REVALIDATE)
+        return self.send(root / "index.html", request, REVALIDATE | self.preloads(root, request))
+
+    def preloads(self, root: Path, request: Request) -> dict[str, str]:
+        """A `Link` header (RFC 8288) with what a chat's page will ask for, so that a browser asks for it at once."""
+        path = PurePosixPath(request.scope["path"])
+        if path.parts[1:2] != ("c",) or len(path.parts) != 3:
+            return {}
+        chunks = root / "chunks.json"
+        links = [*_chat_parts(chunks, chunks.stat().st_mtime_ns)] if chunks.is_file() else []
+        links.append("</api/session>; rel=preload; as=fetch; crossorigin")
+        if self.known(request):
+            links.append(f"</api/chats/{quote(path.name, safe='')}>; rel=preload; as=fetch; crossorigin")
+        return {"Link": ", ".join(links)}
 
     def send(self, file: Path, request: Request, caching: dict[str, str]) -> Response:
         """The file, gzipped where that helps, or 304 when the browser has it already."""
@@ -122,6 +143,26 @@ def _small(file: Path, changed_ns: int, request: Request, whole: Response) -> Re
         return Response(status_code=304, headers=headers)
     headers["Content-Encoding"] = "gzip"
     return Response(_gzipped(file, changed_ns), media_type=whole.headers["content-type"], headers=headers)
+
+
+@lru_cache(maxsize=8)
+def _chat_parts(chunks: Path, changed_ns: int) -> tuple[str, ...]:
+    """Links to the files that make a chat's page, those of every page first, by Vite's list of the build's chunks."""
+    found, page = json.loads(chunks.read_bytes()), (chunks.parent / "index.html").read_text("utf-8")
+    first = re.findall(r'(?:src|href)="(/assets/[^"]+\.(?:js|css))"', page)
+    wanted, links = [CHAT_PART], {_preload(file): None for file in first}
+    for name in wanted:
+        chunk = found.get(name, {})
+        files = [_preload(f"/{file}") for file in (chunk["file"], *chunk.get("css", ()))] if chunk else []
+        if not files or files[0] in links:
+            continue
+        links.update(dict.fromkeys(files))
+        wanted += chunk.get("imports", ())
+    return tuple(links)
+
+
+def _preload(file: str) -> str:
+    return f"<{file}>; rel=modulepreload" if file.endswith(".js") else f"<{file}>; rel=preload; as=style; crossorigin"
 
 
 @lru_cache(maxsize=256)

@@ -41,7 +41,7 @@ from app.api import (
 )
 from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
-from app.auth import Auth, RequireUser
+from app.auth import Auth, RequireUser, session_token
 from app.config import BadSetting, Settings
 from app.connections import Drain, DrainMiddleware
 from app.db.account_store import Accounts
@@ -192,7 +192,8 @@ def create_app(
     if settings.auth == "keys":
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     add_middleware(app, settings)
-    mount_page(app)  # last: it answers for every path that nobody else took
+    # Last: it answers for every path that nobody else took.
+    mount_page(app, lambda request: settings.auth == "off" or session_token(request.headers) is not None)
     return app
 
 

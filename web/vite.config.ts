@@ -7,13 +7,15 @@ interface Modules {
 
 /**
  * What the first screen is made by is one file: over HTTP/1.1 and a slow network each further one is another wait. That
- * is all that the entry imports, and what that imports; what is imported when it is needed stays apart.
+ * is all that the entry imports, and what that imports; what is imported when it is needed stays apart, but for what is smaller than a request.
  */
+const SMALL = /\/(parts\/Bar\.svelte|chat\/CopyButton\.svelte|text\/clipboard\.ts)/; // and used by several of those
+
 function initial(id: string, modules: Modules, seen = new Set<string>()): string | null {
   if (seen.has(id)) return null;
   seen.add(id);
   const info = modules.getModuleInfo(id);
-  const isInitial = info?.isEntry || info?.importers.some((importer) => initial(importer, modules, seen) !== null);
+  const isInitial = SMALL.test(id) || info?.isEntry || info?.importers.some((importer) => initial(importer, modules, seen) !== null);
   return isInitial ? "initial" : null;
 }
 
@@ -24,6 +26,7 @@ export default defineConfig({
     target: "es2022",
     cssTarget: ["chrome123", "firefox120", "safari17.5"], // the first with light-dark()
     assetsInlineLimit: 0, // data: URLs would need holes in the content security policy
+    manifest: "chunks.json", // app/page.py sends for a chat's parts with its page
     license: { fileName: "LICENSES.md" },
     modulePreload: { polyfill: false },
   },

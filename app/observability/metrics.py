@@ -22,7 +22,7 @@ from app.admission.request_budget import RequestBudget
 from app.errors import from_exception
 from app.observability import tracing
 from app.observability.engine_metrics import EngineCounters
-from app.observability.power import WINDOW_S, PowerMeter
+from app.observability.power import WINDOW_S, PowerMeter, gpu_counters
 from app.observability.time_windows import TimeWindows
 from engine.errors import EngineStopped
 
@@ -188,6 +188,12 @@ _INTER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _DURATION = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
+def _power_meter(configured: float | None, devices: set[str]) -> PowerMeter:
+    """A meter of a server whose engines run on these kinds of device."""
+    gpus = gpu_counters() if configured is None and devices - {"cpu"} == {"cuda"} else None
+    return PowerMeter(configured, measure=gpus is not None or devices <= {"cpu"}, gpus=gpus)
+
+
 class ServerMetrics:
     """Counts requests and tokens."""
 
@@ -196,7 +202,7 @@ class ServerMetrics:
         self.goals = goals or Goals()
         self.windows = TimeWindows()
         self.queue_estimates = {each.name: QueueEstimate(each.engine.config.max_running) for each in models}
-        self.power = PowerMeter(self.goals.power_watts, measure=all(each.engine.device == "cpu" for each in models))
+        self.power = _power_meter(self.goals.power_watts, {each.engine.device.partition(":")[0] for each in models})
         self._looked_at = 0.0
         self.answering = 0
         self._looking: asyncio.Task[None] | None = None

@@ -290,6 +290,25 @@ def test_a_long_chat_opens_at_its_end_and_has_all_its_messages(page: Page, serve
     expect(page.get_by_text("Words number 0.")).to_be_in_viewport()
 
 
+def test_a_chat_is_asked_for_with_its_page_and_once(page: Page, server: RealServer) -> None:
+    said = [
+        message(f"m{at}", f"m{at - 1}" if at else None, ("user", "assistant")[at % 2], f"Number {at}.")
+        for at in range(60)
+    ]
+    (chat,) = imported(server.http, file(*said))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(server.direct).split("-")[0]))
+    page.goto(f"{server.direct}/c/{chat}")
+    expect(page.locator("main article")).to_have_count(60)
+    expect(page.get_by_text("Number 59.")).to_be_in_viewport()
+    page.wait_for_load_state("networkidle")
+    assert asked.count(f"/api/chats/{chat}") == asked.count("/api/session") == 1, asked
+    assert not any("/Picks" in each for each in asked), "the first screen was drawn before the chat"
+    within = page.locator("main .messages > div > article")
+    expect(within).to_have_count(60)  # in stretches that come into sight together
+    assert page.locator("main .messages > div").count() == 8
+
+
 def test_other_tabs_see_what_is_done(page: Page, server: RealServer) -> None:
     kept(server, "Notes")
     page.goto(server.url)

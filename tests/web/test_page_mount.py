@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,37 @@ def test_a_page_that_is_not_built_says_how_to_build_it(root: Path, client: TestC
     response = client.get("/")
     assert response.status_code == 503
     assert "make setup" in response.text
+
+
+CHUNKS = {
+    "src/components/chat/Message.svelte": {"file": "assets/Message-1.js", "imports": ["_Message-2.js"]},
+    "_Message-2.js": {"file": "assets/Message-2.js", "imports": ["_initial.js"], "css": ["assets/Message.css"]},
+    "_initial.js": {"file": "assets/initial.js", "dynamicImports": ["src/components/chat/Message.svelte"]},
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_page_of_a_chat_names_what_it_will_ask_for(root: Path, known: bool) -> None:
+    (root / "index.html").write_text('<script type="module" src="/assets/initial.js"></script>')
+    (root / "chunks.json").write_text(json.dumps(CHUNKS))
+    server = FastAPI()
+    mount_page(server, lambda request: known)
+    client = TestClient(server)
+    for path in ("/", "/c", "/c/one/more", "/documents/7", "/assets/index-abc123.js"):
+        assert "link" not in client.get(path).headers, path
+    links = client.get("/c/a%20%3E%2Cb").headers["link"].split(", ")
+    chat = "</api/chats/a%20%3E%2Cb>; rel=preload; as=fetch; crossorigin"
+    assert (chat in links) == known, "nobody's request for a chat would be refused, and that be in the console"
+    assert [link for link in links if link != chat] == [
+        "</assets/initial.js>; rel=modulepreload",
+        "</assets/Message-1.js>; rel=modulepreload",
+        "</assets/Message-2.js>; rel=modulepreload",
+        "</assets/Message.css>; rel=preload; as=style; crossorigin",
+        "</api/session>; rel=preload; as=fetch; crossorigin",
+    ]
+
+
+def test_a_page_built_without_a_list_of_its_chunks_is_served(client: TestClient, root: Path) -> None:
+    assert client.get("/c/one").headers["link"] == "</api/session>; rel=preload; as=fetch; crossorigin"
+    (root / "chunks.json").write_text("{}")
+    assert client.get("/c/one").status_code == 200

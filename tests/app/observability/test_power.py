@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from app.observability.power import Power, PowerMeter
+from app.observability import metrics, power
+from app.observability.power import GpuCounters, Power, PowerMeter, gpu_counters
 
 RANGE = 262_143_328_850  # microjoules, as a Xeon has it
 
@@ -64,8 +66,8 @@ def test_power_is_that_of_the_last_minutes(tmp_path: Path, clock: Clock) -> None
         clock.at += 100
         energy += watts * 100
         (package / "energy_uj").write_text(str(energy * 1_000_000))
-        power = meter.power()
-    assert power == Power(10.0, "rapl")
+        now = meter.power()
+    assert now == Power(10.0, "rapl")
 
 
 def test_what_is_not_known_is_not_made_up(tmp_path: Path, clock: Clock) -> None:
@@ -77,3 +79,87 @@ def test_what_is_not_known_is_not_made_up(tmp_path: Path, clock: Clock) -> None:
     clock.at += 10
     assert on_gpu.power() is None and unreadable.power() is None
     assert PowerMeter(250.0, folder=tmp_path).power() == Power(250.0, "power_watts")
+
+
+class Nvml:
+    """NVML's binding without a driver: the calls of `pynvml` that are made, millijoules by GPU, and its errors."""
+
+    class NVMLError(Exception):
+        """Base of the binding's errors."""
+
+    def __init__(self, *millijoules: int) -> None:
+        self.millijoules = list(millijoules)
+        self.fails: str | None = None
+
+    def nvmlInit(self) -> None:
+        self._check()
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.millijoules)
+
+    def nvmlDeviceGetHandleByIndex(self, at: int) -> int:
+        return at
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        self._check()
+        return self.millijoules[handle]
+
+    def _check(self) -> None:
+        if self.fails is not None:
+            raise self.NVMLError(self.fails)
+
+
+def test_gpus_are_added_to_the_cpu_and_stand_alone_without_it(tmp_path: Path, clock: Clock) -> None:
+    package = zone(tmp_path, "0", "package-0", 0)
+    nvml = Nvml(7_000, 0)
+    both = PowerMeter(None, gpus=GpuCounters(nvml), folder=tmp_path, now=clock)
+    alone = PowerMeter(None, gpus=GpuCounters(nvml), folder=tmp_path / "none", now=clock)
+    clock.at += 10
+    (package / "energy_uj").write_text(str(500 * 1_000_000))
+    nvml.millijoules = [7_000 + 3_000_000, 1_000_000]
+    assert both.power() == Power(450.0, "rapl+nvml") and alone.power() == Power(400.0, "nvml")
+
+
+def test_a_driver_that_is_loaded_again_or_goes_begins_anew(tmp_path: Path, clock: Clock) -> None:
+    nvml = Nvml(9_000_000)
+    meter = PowerMeter(None, gpus=GpuCounters(nvml), folder=tmp_path, now=clock)
+    clock.at += 10
+    nvml.millijoules = [1_000]  # from nothing, since a moment ago
+    assert meter.power() is None
+    clock.at += 10
+    nvml.millijoules = [501_000]
+    assert meter.power() == Power(50.0, "nvml")
+    nvml.fails = "GPU is lost"
+    assert meter.power() is None
+    nvml.fails = None
+    clock.at += 10
+    assert meter.power() is None  # what passed meanwhile is not known
+
+
+def test_a_gpu_is_measured_where_its_library_and_driver_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml = Nvml(1)
+    monkeypatch.setattr(power, "POWERCAP", tmp_path)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert gpu_counters() is not None
+    nvml.fails = "Driver Not Loaded"
+    assert gpu_counters() is None and "NVML says: Driver Not Loaded" in caplog.text
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # as where it is not installed
+    caplog.set_level("INFO", "ponder")
+    assert gpu_counters() is None and "pip install 'ponder[nvml]'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked"), [({"cpu"}, False), ({"cuda"}, True), ({"cpu", "cuda"}, True), ({"cuda", "mps"}, False)]
+)
+def test_nvml_is_asked_where_an_engine_runs_on_cuda(
+    devices: set[str], asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(metrics, "gpu_counters", lambda: calls.append(None))
+    metrics._power_meter(None, devices)
+    assert bool(calls) == asked
+    calls.clear()
+    metrics._power_meter(400.0, devices)
+    assert not calls

@@ -82,7 +82,7 @@ export interface Stats {
   settings: Record<string, unknown>;
   energy?: {
     watts: number | null; // null: neither measured nor set
-    source: "power_watts" | "rapl" | null;
+    source: "power_watts" | "rapl" | "nvml" | "rapl+nvml" | null;
     wh_per_thousand_tokens: number | null; // null: also where nothing passed
   };
   cost_per_million_tokens: number | null; // null: no price of the machine is set, or nothing passed

@@ -11,6 +11,7 @@ interface Formula extends Tokens.Generic {
   readonly open: boolean; // its end has not come yet
 }
 
+const TALL = /\\(?:[dtc]?frac|binom|sum|prod|int|lim|begin)\b/; // takes about two lines once it is set
 const HELD = "\uE000"; // a place that something else will be put into; no formula goes over it
 const BLOCK = /^ {0,3}(?:\$\$((?:(?!\$\$|\n[ \t]*\n)[^\uE000])+)\$\$|\\\[((?:(?!\\\]|\n[ \t]*\n)[^\uE000])+)\\\])[ \t]*(?:\n|$)/;
 const OPEN = /^ {0,3}(?:\$\$|\\\[)(?:(?!\n[ \t]*\n)[\s\S])*$/;
@@ -26,7 +27,7 @@ export function formulas(escape: (text: string) => string, growing: () => boolea
   const renderer = (token: Tokens.Generic): string => {
     const { tex, display, open } = token as Formula;
     const tag = token.type === "formulas" ? "div" : "span";
-    const kind = open ? "formula open" : display ? "formula display" : "formula";
+    const kind = open ? "formula open" : !display ? "formula" : TALL.test(tex) ? "formula display tall" : "formula display";
     return `<${tag} class="${kind}">${escape(tex)}</${tag}>`;
   };
   return {

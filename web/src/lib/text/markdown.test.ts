@@ -92,6 +92,8 @@ test.each([
   ["`$x$` and \\(y\\)", '<p><code>$x$</code> and <span class="formula">y</span></p>\n'],
   ["a $$b$$ c", '<p>a <span class="formula display">b</span> c</p>\n'],
   ["$$\na\n\\\\\n- b\n$$", '<div class="formula display">a\n\\\\\n- b</div>'],
+  ["$$\\frac{1}{2}$$", '<div class="formula display tall">\\frac{1}{2}</div>'],
+  ["$\\frac{1}{2}$", '<p><span class="formula">\\frac{1}{2}</span></p>\n'],
   ["text\n\\[ a \\]\nmore", '<p>text</p>\n<div class="formula display">a</div><p>more</p>\n'],
   ["$$\nnever closed", "<p>$$\nnever closed</p>\n"],
   ["$\n$ and $$$$ and \\(\\)", "<p>$\n$ and $$$$ and ()</p>\n"],

@@ -45,7 +45,8 @@ export const de: OperatorStrings = {
   cost: (n) => `eine Million kostet ${short.format(n)}`,
   energy: ({ watts, source, wh_per_thousand_tokens: wattHours }) => {
     if (watts === null) return "Energie unbekannt: power_watts setzen";
-    const what = source === "rapl" ? "CPU und Speicher" : "wie eingestellt";
+    const counters = { rapl: "CPU und Speicher", nvml: "GPUs", "rapl+nvml": "CPU, Speicher und GPUs" };
+    const what = source === null || source === "power_watts" ? "wie eingestellt" : counters[source];
     const per = wattHours === null ? "" : `1.000 brauchen ${short.format(wattHours)} Wh, `;
     return `${per}${short.format(watts)} W (${what})`;
   },

@@ -47,7 +47,8 @@ export const en = {
   cost: (n: number) => `a million costs ${short.format(n)}`,
   energy: ({ watts, source, wh_per_thousand_tokens: wattHours }: NonNullable<Stats["energy"]>): string => {
     if (watts === null) return "energy unknown: set power_watts";
-    const what = source === "rapl" ? "CPU and memory" : "as set";
+    const counters = { rapl: "CPU and memory", nvml: "GPUs", "rapl+nvml": "CPU, memory and GPUs" };
+    const what = source === null || source === "power_watts" ? "as set" : counters[source];
     const per = wattHours === null ? "" : `1,000 take ${short.format(wattHours)} Wh, `;
     return `${per}${short.format(watts)} W (${what})`;
   },
