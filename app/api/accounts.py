@@ -108,6 +108,7 @@ class KeyRequest(BaseModel):
     )
     scopes: list[KeyScope] | None = Field(None, min_length=1, description=_SCOPES)
     quota: QuotaFields | None = Field(None, description=_QUOTA)
+    models: list[ModelName] | None = Field(None, min_length=1, max_length=1000, description=_MODELS)
 
 
 KeyBody = Annotated[KeyRequest, Depends(JsonBody(KeyRequest))]
@@ -118,12 +119,13 @@ class KeyChange(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    name: str = Field("", max_length=100, description="a line of at most 100 characters: what it is for")
+    name: str | None = Field(None, max_length=100, description="a line of at most 100 characters: what it is for")
     scopes: list[KeyScope] | None = Field(None, min_length=1, description=_SCOPES)
     quota: QuotaFields | None = Field(None, description=_QUOTA)
+    models: list[ModelName] | None = Field(None, min_length=1, max_length=1000, description=_MODELS)
 
 
-KeyChangeBody = Annotated[KeyChange, Depends(JsonBody(KeyChange))]
+KeyChangeBody = Annotated[KeyChange, Depends(JsonBody(KeyChange, nulls=True))]
 
 
 class KeysQuery(BaseModel):
@@ -171,7 +173,7 @@ async def change_user(who: Operator, state: AppState, user_id: str, wanted: User
         changed = accounts.change_user(user_id, name=name, role=wanted.role, disabled=wanted.disabled, quota=quota)
         if "models" not in wanted.model_fields_set:
             return changed
-        return accounts.limit_user(user_id, wanted.models and list(dict.fromkeys(wanted.models)))
+        return accounts.limit_user(user_id, _each_once(wanted.models))
 
     return _shown(await state.auth.do(change))
 
@@ -213,7 +215,9 @@ async def create_key(response: Response, who: Operator, state: AppState, wanted:
     try:
         quota = Quota() if wanted.quota is None else wanted.quota.quota()
         key, text = await auth.do(
-            lambda accounts: accounts.create_key(wanted.user, name, wanted.expires_s, _ordered(wanted.scopes), quota)
+            lambda accounts: accounts.create_key(
+                wanted.user, name, wanted.expires_s, _ordered(wanted.scopes), quota, _each_once(wanted.models)
+            )
         )
     except NotThere as error:
         raise invalid("user", f"{error} accepted: the id of a user.", "user_not_found") from None
@@ -231,16 +235,18 @@ async def change_key(who: Operator, state: AppState, key_id: str, wanted: KeyCha
     if key_id == who.key_id and wanted.scopes is not None and "operator" not in wanted.scopes:
         message = "You cannot take the scope 'operator' from the key that you use; another one can."
         raise ApiError(409, message, param="scopes", code="own_role")
-    name = _line("name", wanted.name, empty=True)
+    name = None if wanted.name is None else _line("name", wanted.name, empty=True)
 
     def change(accounts: Accounts) -> dict[str, Any]:
         key = accounts.key(key_id)
         changed = accounts.change_key(
             key_id,
-            name=name if "name" in given else key.name,
+            name=key.name if name is None else name,
             scopes=_ordered(wanted.scopes) if "scopes" in given else key.scopes,
             quota=key.quota if "quota" not in given else Quota() if wanted.quota is None else wanted.quota.quota(),
         )
+        if "models" in given:
+            changed = accounts.limit_key(key_id, _each_once(wanted.models))
         return _with_usage(accounts, changed)
 
     return {**await state.auth.do(change), "current": key_id == who.key_id}
@@ -264,6 +270,10 @@ def _shown(account: Account) -> dict[str, Any]:
 def _ordered(scopes: Sequence[KeyScope] | None) -> list[KeyScope] | None:
     """Each once, in one order."""
     return None if scopes is None else [each for each in SCOPES if each in scopes]
+
+
+def _each_once(models: Sequence[str] | None) -> list[str] | None:
+    return None if models is None else list(dict.fromkeys(models))
 
 
 def _line(field: str, text: str, *, empty: bool = False) -> str:

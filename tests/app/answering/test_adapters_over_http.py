@@ -234,7 +234,8 @@ def test_a_user_asks_for_models_that_both_the_user_and_the_key_are_for(
             of_key = [*everything - {"poem"}]
             assert limit(["sql", "poem"]).json()["models"] == ["sql", "poem"]
             assert listed() == {"sql", "poem"} < everything
-            beside(keyed, lambda accounts: accounts.limit_key(accounts.keys_of("ana")[0].id, of_key).id)
+            path = f"/api/operator/keys/{beside(keyed, lambda accounts: accounts.keys_of('ana')[0].id)}"
+            assert root.patch(path, json={"models": of_key}).json()["models"] == of_key
             assert listed() == {"sql"}
             asked = {"model": "poem", "prompt": "Hello", "max_tokens": 2}
             assert ana.post("/v1/completions", json=asked).status_code == 404
@@ -246,8 +247,8 @@ def test_a_user_asks_for_models_that_both_the_user_and_the_key_are_for(
             freed = limit(None)
             assert freed.status_code == 200, freed.text
             assert freed.json()["models"] is None and listed() == set(of_key)
-            beside(keyed, lambda accounts: accounts.limit_key(accounts.keys_of("ana")[0].id, None).id)
-            assert listed() == everything
+            freed = root.patch(path, json={"models": None, "scopes": None})
+            assert freed.json()["models"] is None and freed.json()["scopes"] is None and listed() == everything
 
 
 @pytest.mark.parametrize(

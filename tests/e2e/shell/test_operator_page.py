@@ -254,9 +254,17 @@ def test_limits_are_edited_and_a_user_is_deleted_with_all_data(page: Page, serve
     page.get_by_role("button", name="Limits of fay").click()
     form = page.get_by_role("form", name="Limits of fay")
     form.get_by_label("Tokens of an answer").fill("40")
+    form.get_by_label("Models").fill("poem, default")
     form.get_by_role("button", name="Save").click()
     expect(form).to_have_count(0)
-    expect(page.get_by_role("listitem").filter(has_text="fay").first).to_contain_text("Tokens of an answer 40")
+    row = page.get_by_role("listitem").filter(has_text="fay").first
+    expect(row).to_contain_text("models: poem, default · Tokens of an answer 40")
+    (fay_told,) = [each for each in server.http.get("/api/operator/users").json()["users"] if each["id"] == "fay"]
+    assert fay_told["models"] == ["poem", "default"]
+    page.get_by_role("button", name="Limits of fay").click()
+    form.get_by_label("Models").fill("")
+    form.get_by_role("button", name="Save").click()
+    expect(row).not_to_contain_text("models:")
 
     page.get_by_role("button", name=f"Limits of {key[:13]}…").click()
     form = page.get_by_role("form", name=f"Limits of {key[:13]}…")
@@ -266,11 +274,13 @@ def test_limits_are_edited_and_a_user_is_deleted_with_all_data(page: Page, serve
     expect(form.get_by_role("alert")).to_contain_text("each 1 or more")
     form.get_by_label("Requests a minute").fill("7")
     form.get_by_label("operator", exact=True).uncheck()
+    form.get_by_label("Models").fill("poem")
     form.get_by_role("button", name="Save").click()
     expect(form).to_have_count(0)
     (changed,) = [each for each in server.http.get("/api/operator/keys").json()["keys"] if each["prefix"] == key[:13]]
     assert changed["quota"]["requests_per_minute"] == 7 and changed["quota"]["tokens_per_day"] is None
     assert changed["scopes"] == ["chat", "v1", "sequences", "documents", "tools", "metrics"]
+    assert changed["models"] == ["poem"]
 
     page.get_by_role("button", name="Delete fay with all data").click()
     assert "fay" in [user["id"] for user in server.http.get("/api/operator/users").json()["users"]]

@@ -119,6 +119,7 @@ export interface User {
   role: Role;
   created_at: number;
   quota: Quota;
+  models: readonly string[] | null; // null: all
   used: Used;
 }
 
@@ -138,6 +139,7 @@ export interface Key {
   revoked_at: number | null;
   used_at: number | null;
   scopes: readonly string[] | null; // null: everything
+  models: readonly string[] | null; // null: all
   quota: Quota;
   state: "valid" | "expired" | "revoked" | "disabled";
   current: boolean; // the one that asks
@@ -170,13 +172,14 @@ export const createUser = (id: string, name: string, role: Role): Promise<User> 
   ask("/users", "POST", name === "" ? { id, role } : { id, name, role });
 export const setRole = (id: string, role: Role): Promise<User> =>
   ask(`/users/${encodeURIComponent(id)}`, "PATCH", { role });
-export const setUserQuota = (id: string, quota: Quota): Promise<User> =>
-  ask(`/users/${encodeURIComponent(id)}`, "PATCH", { quota });
+type Limits = { quota: Quota; models: readonly string[] | null };
+export const setUserLimits = (id: string, limits: Limits): Promise<User> =>
+  ask(`/users/${encodeURIComponent(id)}`, "PATCH", limits);
 /** With all data, for ever. */
 export const deleteUser = (id: string): Promise<{ chats: number; documents: number }> =>
   ask(`/users/${encodeURIComponent(id)}`, "DELETE");
-export const setKeyLimits = (id: string, quota: Quota, scopes: readonly string[] | null): Promise<Key> =>
-  ask(`/keys/${encodeURIComponent(id)}`, "PATCH", { quota, scopes });
+export const setKeyLimits = (id: string, limits: Limits & { scopes: readonly string[] | null }): Promise<Key> =>
+  ask(`/keys/${encodeURIComponent(id)}`, "PATCH", limits);
 /** With the key itself, which is told this once. */
 export const createKey = (user: string, name: string, expiresS: number | null): Promise<Key & { key: string }> =>
   ask("/keys", "POST", { user, name, expires_s: expiresS });

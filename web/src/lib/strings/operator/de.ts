@@ -176,6 +176,9 @@ export const de: OperatorStrings = {
   save: "Speichern",
   unlimited: "keine eigene",
   scopes: "Für diese Teile der Schnittstelle",
+  models: "Modelle",
+  allModels: "alle; oder Namen, mit Kommas",
+  forModels: (names) => `Modelle: ${names}`,
   quota: {
     requests_per_minute: "Anfragen je Minute",
     tokens_per_minute: "Tokens je Minute",

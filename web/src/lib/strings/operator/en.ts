@@ -178,6 +178,9 @@ export const en = {
   save: "Save",
   unlimited: "none of its own",
   scopes: "For these parts of the interface",
+  models: "Models",
+  allModels: "all; or names, with commas",
+  forModels: (names: string): string => `models: ${names}`,
   quota: {
     requests_per_minute: "Requests a minute",
     tokens_per_minute: "Tokens a minute",
