@@ -228,3 +228,17 @@ def test_the_setting_and_the_models_size_decide(selecting: Server) -> None:
     assert not ToolSelector("model", ranker).selects(served)
     served.parameters = 2_000_000_000
     assert not ToolSelector("auto", ranker).selects(served) and ToolSelector("embedding", ranker).selects(served)
+
+
+@pytest.mark.slow
+def test_a_task_for_others_is_not_among_all_tools_of_a_tiny_model(http: httpx.Client) -> None:
+    def offered(tools: Any) -> set[str]:
+        chat = http.post("/api/chats", json={}).json()["id"]
+        body = {"content": OTHER, "tools": tools, "max_tokens": 16}
+        run = http.post(f"/api/chats/{chat}/runs", json=body).json()["run_id"]
+        assert list(events(http, run))
+        trace = Trace.loads(http.get(f"/api/runs/{run}/trace").text.partition("\n")[0])
+        return {tool["function"]["name"] for tool in trace.tools}
+
+    assert "delegate" not in offered("all") and len(offered("all")) > 1
+    assert offered(["delegate"]) == {"delegate"}
