@@ -69,7 +69,7 @@ export const de: OperatorStrings = {
   engines: "Modelle",
   stopped: "Die Engine ist stehen geblieben.",
   blocks: (used, adapters, cached, free) =>
-    `KV-Blöcke: ${number.format(used)} belegt, ${number.format(adapters)} von Adaptern, ${number.format(cached)} im Cache, ${number.format(free)} frei`,
+    `KV-Blöcke: ${number.format(used)} belegt, ${adapters === 0 ? "" : `${number.format(adapters)} von Adaptern, `}${number.format(cached)} im Cache, ${number.format(free)} frei`,
   block: { used: "belegt", adapters: "von Adaptern", cached: "im Cache", free: "frei" },
   blocksOf: (size) => `KV-Blöcke zu ${count(size, "Token", "Tokens")}`,
   sequences: (n) => count(n, "offene Sequenz", "offene Sequenzen"),

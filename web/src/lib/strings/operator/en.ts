@@ -72,7 +72,7 @@ export const en = {
   engines: "Models",
   stopped: "The engine has stopped.",
   blocks: (used: number, adapters: number, cached: number, free: number) =>
-    `KV blocks: ${number.format(used)} used, ${number.format(adapters)} of adapters, ${number.format(cached)} cached, ${number.format(free)} free`,
+    `KV blocks: ${number.format(used)} used, ${adapters === 0 ? "" : `${number.format(adapters)} of adapters, `}${number.format(cached)} cached, ${number.format(free)} free`,
   block: { used: "used", adapters: "of adapters", cached: "cached", free: "free" },
   blocksOf: (size: number) => `KV blocks of ${count(size, "token", "tokens")}`,
   sequences: (n: number) => count(n, "open sequence", "open sequences"),
