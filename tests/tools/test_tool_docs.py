@@ -67,7 +67,7 @@ def test_every_option_is_listed_with_its_default_and_values() -> None:
 def test_every_member_of_the_context_is_listed() -> None:
     listed = set(re.findall(r"ctx\.(\w+)", "".join(_rows("Context"))))
     members = {name for name in dir(ponder.FakeContext()) if not name.startswith("_")}
-    own = {"steps", "outputs", "questions", "sources", "files"}  # the fake's, and what `cite` and `attach` fill
+    own = {"steps", "outputs", "questions", "sources", "files", "refused"}  # the fake's, and what a call fills
     assert listed == members - own - {"end"}
 
 

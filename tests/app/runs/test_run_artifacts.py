@@ -112,7 +112,7 @@ def test_a_run_keeps_what_its_tools_make(pebble: Server, pebble_http: httpx.Clie
     for chat in chats:
         body = {"content": "What is 23 * 17?", "tools": ["calculate"], "temperature": 0, "max_tokens": 300}
         run = pebble_http.post(f"/api/chats/{chat}/runs", json=body).json()["run_id"]
-        (result,) = [event for event in log_of(pebble_http, run) if event["type"] == "tool.result"]
+        result = next(event for event in log_of(pebble_http, run) if event["type"] == "tool.result")
         results.append(result)
         (made,) = result["artifacts"]
         assert (made["name"], made["version"], made["media_type"]) == ("out_sum.csv", 1, "text/csv")
