@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,6 +202,9 @@ async def test_a_server_that_is_killed_takes_its_sandboxes_with_it_and_the_next_
     )
     assert server.stdout is not None
     name = server.stdout.readline().strip()
+    deadline = time.monotonic() + 20  # the place of the sandbox that took the code is filled meanwhile
+    while len(processes(Path(name))) < 6 and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
     inside = [os.pidfd_open(pid) for pid in processes(Path(name))]
     assert len(inside) >= 6  # two sandboxes that wait and one with code: bubblewrap and Python in each
     server.kill()
