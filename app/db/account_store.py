@@ -202,7 +202,7 @@ class Accounts:
         with self._writing():
             key = replace(key, disabled=self._user(user).disabled_at is not None)
             given = {**asdict(key), "hash": hashed(text), "scopes": _joined(scopes), "quota": quota.stored()}
-            given["models"] = None if models is None else json.dumps(models)
+            given["models"] = _stored_models(models)
             del given["disabled"]
             insert(self._db, keys, given)
         return key, text
@@ -214,8 +214,7 @@ class Accounts:
             NotThere: there is no such user.
         """
         with self._writing():
-            stored = None if models is None else json.dumps(models)
-            self._db.execute(update(users).where(users.c.id == id).values(models=stored))
+            self._db.execute(update(users).where(users.c.id == id).values(models=_stored_models(models)))
             return self._user(id)
 
     def limit_key(self, id: str, models: Sequence[str] | None) -> ApiKey:
@@ -225,8 +224,7 @@ class Accounts:
             NotThere: there is no such key.
         """
         with self._writing():
-            stored = None if models is None else json.dumps(models)
-            self._db.execute(update(keys).where(keys.c.id == id).values(models=stored))
+            self._db.execute(update(keys).where(keys.c.id == id).values(models=_stored_models(models)))
             return self._key(id)
 
     def change_key(self, id: str, *, name: str, scopes: Sequence[str] | None, quota: Quota) -> ApiKey:
@@ -366,3 +364,7 @@ class Accounts:
 
 def _joined(scopes: Sequence[str] | None) -> str | None:
     return None if scopes is None else " ".join(scopes)
+
+
+def _stored_models(models: Sequence[str] | None) -> str | None:
+    return None if models is None else json.dumps(models)
