@@ -60,23 +60,22 @@ class ServedTools:
         self.outcomes: dict[str, Outcome] = {}
         self.sub_agents: SubAgents | None = None  # once a model of this server writes
         self._executor = executor
-        self._offered = {tool.name: tool for tool in offered}
         self._session = Session(
             user, response, tainted_by=set(read_from), offered=tuple(offered), delegate=self._delegate
         )
+        self._tools = OfferedTools(executor, offered, self._session, lambda _: None)
         self._alone = alone
 
     def only_reads(self, call: Call) -> bool:
         # Beside the client's functions no call begins early: the loop may end with this turn, and would end it too.
-        tool = self._offered.get(call.name)
-        return self._alone and tool is not None and not tool.has_effects and tool.permission in ("none", "read")
+        return self._alone and self._tools.only_reads(call)
 
     async def run(self, calls: Sequence[Call]) -> list[str]:
         """
         Raises:
             HandedOver: some of the calls are the client's; the others were run.
         """
-        wanted = [call for call in calls if call.name in self._offered]
+        wanted = [call for call in calls if call.name in self._tools.offered]
         outcomes = await self._executor.run(wanted, self._session, tracing.calls(lambda _: None))
         self.outcomes |= {outcome.call_id: outcome for outcome in outcomes}
         if len(wanted) < len(calls):
@@ -88,8 +87,7 @@ class ServedTools:
         self.sub_agents = sub_agents
 
     async def _delegate(self, call_id: str, tasks: Sequence[SubAgentTask]) -> Sequence[SubAgentAnswer]:
-        tools = OfferedTools(self._executor, self._offered.values(), self._session, lambda _: None)
-        return await delegated(self.sub_agents, tools, call_id, tasks, lambda agent: lambda _: None)
+        return await delegated(self.sub_agents, self._tools, call_id, tasks, lambda agent: lambda _: None)
 
 
 REPEATED_WARNING = "The answer ended because it repeated itself (repetition_detection)."
