@@ -159,7 +159,7 @@ def test_word_problems_are_put_together_whole() -> None:
 
 
 def test_no_held_out_word_problem_can_be_put_together() -> None:
-    """Their words may occur, as everyday words do; three in a row of a sentence about numbers do not."""
+    """Their words may occur, as everyday words do, but not most of the runs of five of a sentence."""
 
     def runs(text: str) -> set[tuple[str, ...]]:
         words = re.sub(r"\{\w\}", "#", text.lower()).replace("?", "").replace(".", "").replace(",", "").split()

@@ -1,6 +1,6 @@
 """Word problems put together from parts: who has how many of what, what happens to them, and what is asked.
 
-    The zoo kept 14 crates of 6 pears each. Then 5 went bad and a trader sent 20 to Ana. How many are left?
+    The zoo kept 14 crates of 6 pears each. Then 5 went bad and the zoo sent 20 to Ana. How many are left?
 
 More sentences than a list can hold, so that a model learns what verbs do to a number and not which sentence has which
 expression. Made in the form of `phrases/word_problems.toml`, with its blanks. Training alone uses them.
@@ -61,7 +61,7 @@ def _story(rng: Random) -> str:
     for _ in range(rng.choice((1, 1, 2))):
         number = f"{{{next(numbers)}}}"
         sign = rng.choice("+-")
-        said, passive = _event(rng, sign, kind, form, money)
+        said, passive = _event(rng, sign, kind, form)
         happened = said.replace("{n}", number)
         named = not events or not acted or rng.random() < 0.4
         events.append(f"{later} {happened}" if named and not passive else happened)
@@ -78,11 +78,11 @@ def _story(rng: Random) -> str:
     return f"{told} {asked} | {expression} | {thought}. | {answer}"
 
 
-def _event(rng: Random, sign: str, kind: str, form: int, money: bool) -> tuple[str, bool]:
+def _event(rng: Random, sign: str, kind: str, form: int) -> tuple[str, bool]:
     """Returns what happens to {n} of them, and whether nobody is said to do it."""
     parts = _PARTS["gain" if sign == "+" else "lose"]
-    if not money and rng.random() < 0.35:
-        present, past = re.split(r"/", rng.choice(parts["passive"]))
+    if kind == "things" and rng.random() < 0.35:
+        present, past = rng.choice(parts["passive"]).split("/")
         if form != 2:
             return present, True
         return re.sub(r"^(.*\{n\}(?: more| others| new ones| of them)?).*$", r"\1 ", present) + past, True
