@@ -1,4 +1,5 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
+import type { Plugin } from "vite";
 import { defineConfig } from "vitest/config";
 
 interface Modules {
@@ -19,8 +20,20 @@ function initial(id: string, modules: Modules, seen = new Set<string>()): string
   return isInitial ? "initial" : null;
 }
 
+/**
+ * The two faces of the first screen, which index.html preloads, are used if they are there when it is painted, and else
+ * from the next visit on: one that came later would wrap the headline anew and move what is below it.
+ */
+const FIRST_FACES = /font-display: swap;(?=[^}]*-latin-wght-normal\.woff2)/g;
+
+const facesStay: Plugin = {
+  name: "faces-stay",
+  enforce: "pre",
+  transform: (code, id) => (/@fontsource-variable\/.*\/wght\.css$/.test(id) ? code.replace(FIRST_FACES, "font-display: optional;") : undefined),
+};
+
 export default defineConfig({
-  plugins: [svelte()],
+  plugins: [facesStay, svelte()],
   build: {
     rolldownOptions: { output: { codeSplitting: { groups: [{ name: initial }] } } },
     target: "es2022",
