@@ -151,12 +151,13 @@ class Library:
             if job is not None and job.status == "running":
                 self.ingest.cancel(user, job.id)
             count += self.store.newest(collection) is not None
+            self.ingest.jobs.forget(collection)  # first: without its collection nobody would find a job any more
             with self.views.changing():
                 files = self.store.delete_collection(user, collection, attached=True)
             _unlink(files)
-            if job is not None:
-                self.ingest.wait(job.id, DETACHED_S)  # a running one is not forgotten
-            self.ingest.jobs.forget(collection)
+            if job is not None and job.status == "running":
+                self.ingest.wait(job.id, DETACHED_S)
+                self.ingest.jobs.forget(collection)
         return count
 
     def rarity(self, user: str, among: Among = "own", files: frozenset[int] = frozenset()) -> Rarity:

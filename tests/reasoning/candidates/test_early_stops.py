@@ -80,7 +80,9 @@ async def test_the_first_m_votes_decide(engine: Engine) -> None:
     every, _, _ = await run(engine, self_consistency, context(engine), SelfConsistencyOptions(n=8, compare="text"))
     options = SelfConsistencyOptions(n=8, compare="text", m=3)
     events, _, left = await run(engine, self_consistency, context(engine), options)
-    assert done_of(events) == done_of(every)[:3] and chosen_of(events).of == 3
+    first = done_of(events)
+    assert len(first) == 3 and chosen_of(events).of == 3
+    assert all(event in done_of(every) for event in first), "forks begin in one step or in two: their order may differ"
     assert len(left) <= max(event.tokens for event in done_of(events)), "the shortest are the first to end"
 
 
