@@ -10,7 +10,7 @@ from tests.app.chatting import file, imported, message
 if TYPE_CHECKING:
     from tests.e2e.support.real_server import RealServer
 
-SIZES = (300, 1000)  # messages
+SIZES = (2, 300, 1000)  # messages; the first is what any chat takes
 OPENED = 5  # times
 KEYS = "The quick brown fox jumps over the lazy dog, twice."
 ANSWER = (

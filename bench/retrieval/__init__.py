@@ -102,6 +102,7 @@ def measure(
             tell("sentences")
             made["sentences"] = quality.sentences(data / "xquad_en_dev.json", embedder, work)
             made["everyday"] = everyday.measure(embedder, work)
+            made["pages"] = quality.evaluation_pages(embedder, work)
         if "answers" in parts:
             tell("answers")
             made |= asyncio.run(_with_model(model, texts, asked, embedder, work, scale, tell))

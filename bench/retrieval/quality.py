@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reasoning.evaluate.measure import wilson
 from retrieval import Library, Query, Text, judged_search, sources
 from retrieval.embedding import Embedder
 from retrieval.evidence import weigh
 from retrieval.sentence_ranking import ANSWERS, RankedSentence, with_context
-from training.text import essays
+from training.text import essays, paragraphs, quotable
 
 Json = dict[str, Any]  # Any: plain JSON
 Tell = Callable[[str], None]
@@ -210,6 +211,33 @@ def sentences(path: Path, embedder: Embedder, work: Path) -> Json:
         "essays": _ranked(own, some, lambda one, best: best.text in one.answer or one.answer in best.text, embedder,
                           work / "ranked-essays"),
     }  # fmt: skip
+
+
+def evaluation_pages(embedder: Embedder, work: Path, count: int = 300) -> Json:
+    """Returns the shares of extractive answers that are right, wrong and refused on the pages that the bundled model is
+    evaluated on: 1 to 6 passages of made-up facts or of real prose, each page a collection."""
+    made: Json = {}
+    for name, make in (("made-up facts", paragraphs.page), ("real prose", quotable.page)):
+        rng, found = Random(name), list[str]()
+        with Library.open(work / f"pages-{name.replace(' ', '-')}", embedder) as library:
+            while len(found) < count:
+                page = make(rng, "held_out", [rng.randint(2, 5) for _ in range(rng.randint(1, 6))], 1.0, 1, 0.0)
+                if not page.asked:
+                    continue
+                one, mine = page.asked[0], library.collection(USER, str(len(found))).id
+                if not library.store.documents(USER, mine):
+                    library.add(USER, mine, [Text(str(n), each.text) for n, each in enumerate(page.passages)])
+                hits = library.search(Query(USER, one.text, 6, frozenset({mine}))).hits
+                shown = sources(library.store, USER, hits, 4000, lambda text: len(text) // 4, parents=False)
+                ranked = library.ranker.rank(one.text, shown, library.rarity(USER))
+                if not ranked or ranked[0].probability < ANSWERS:
+                    found.append("refused")
+                else:
+                    same = one.answer in ranked[0].text or ranked[0].text in one.answer
+                    found.append("right" if same else "wrong")
+        made[name] = {"questions": count} | {each: found.count(each) / count for each in ("right", "wrong", "refused")}
+        made[name]["interval"] = wilson(found.count("right"), count)
+    return made
 
 
 def _ranked(
