@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from app.runs.events import AnswerDelta, RunFailed, ThinkingDelta
-from tests.e2e.support.fake_server import ABOUT, STARTERS, FakeServer, Gate, answer, thinking
+from tests.e2e.support.fake_server import ABOUT, FakeServer, Gate, answer, thinking
 from tests.tiny import write_checkpoint
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -52,43 +52,6 @@ def scrolls_sideways(page: Page) -> bool:
 
 def from_end(page: Page) -> float:
     return float(page.evaluate("(e => e.scrollHeight - e.clientHeight - e.scrollTop)(document.documentElement)"))
-
-
-def test_first_screen_says_what_the_model_is_and_a_starter_begins(page: Page, fake: FakeServer) -> None:
-    fake.play(answer("Because."))
-    expect(page.get_by_text(ABOUT)).to_be_visible()
-    expect(page.get_by_text("4,096 tokens of context")).to_be_visible()
-    expect(box(page)).to_be_focused()
-    page.get_by_role("button", name=STARTERS[0], exact=True).click()
-    expect(questions(page)).to_have_text(STARTERS[0])
-    expect(reply(page)).to_contain_text("Because.")
-    expect(box(page)).to_be_focused()
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["", "faces late"])
-def test_the_first_screen_is_shown_from_its_beginning_and_stays_in_place(
-    new_page: NewPage, fake: FakeServer, late: bool
-) -> None:
-    page = new_page(viewport={"width": 360, "height": 400}, is_mobile=True, has_touch=True)
-    page.add_init_script(
-        """window.shift = 0
-        new PerformanceObserver((list) => list.getEntries().forEach((each) => (window.shift += each.value))).observe(
-            { type: "layout-shift", buffered: true })"""
-    )
-    held = list[Route]()
-    if late:
-        page.route("**/*.woff2", lambda route: held.append(route))
-    page.goto(fake.url, wait_until="commit")
-    expect(page.get_by_role("button", name=STARTERS[-1])).to_be_attached()
-    expect(page.get_by_role("group", name="How to answer")).to_be_visible()
-    for route in held:
-        route.continue_()
-    page.wait_for_load_state("load")
-    page.evaluate("document.fonts.ready")
-    assert len(held) >= 2 * late
-    expect(page.get_by_role("heading", level=1)).to_be_in_viewport()
-    assert from_end(page) > 0  # there is more than fits
-    assert page.evaluate("[scrollY, window.shift <= 0.05]") == [0, True]
 
 
 def test_a_message_is_thought_about_then_answered_as_it_streams(page: Page, fake: FakeServer) -> None:
