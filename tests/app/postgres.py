@@ -12,9 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+
+if TYPE_CHECKING:
+    import psycopg
 
 _DEBIAN = Path("/usr/lib/postgresql")
 # Nothing that a test writes need survive the machine.
@@ -86,3 +90,18 @@ def schema(address: str) -> Iterator[str]:
             yield f"{address}&options=-csearch_path%3D{name}"
         finally:
             db.execute(f"DROP SCHEMA {name} CASCADE")
+
+
+def tables_with(address: str, text: str) -> list[str]:
+    """Returns the tables of a schema that have a text in some row, whatever its case."""
+    import psycopg
+
+    with psycopg.connect(address) as db:
+        named = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").fetchall()
+        assert len(named) > 20
+        return [name for (name,) in named if _has(db, name, text)]
+
+
+def _has(db: psycopg.Connection, table: str, text: str) -> bool:
+    rows = f'SELECT 1 FROM "{table}" AS t WHERE strpos(lower(t::text), lower(%s)) > 0'
+    return db.execute(rows.encode(), (text,)).fetchone() is not None

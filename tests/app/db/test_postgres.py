@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Connection, inspect, text
 
 from app.config import LOCAL_USER, BadSetting, Settings, load_settings
@@ -264,7 +267,66 @@ def test_another_address_is_refused_without_being_shown(given: str, monkeypatch:
 
 
 def test_the_password_is_in_no_settings_that_are_shown() -> None:
-    settings = Settings(database="postgresql://ponder:hunter2@db.example/ponder")
-    assert settings.database_address == "postgresql://ponder:hunter2@db.example/ponder"
-    shown = f"{settings!r} {changed_settings(settings)} {settings.model_dump_json()} {settings.model_dump()}"
-    assert "hunter2" not in shown and changed_settings(settings)["database"] == "…"
+    given = Settings(database="postgresql://ponder:hunter2@db.example/ponder")
+    assert given.database_address == "postgresql://ponder:hunter2@db.example/ponder"
+    shown = f"{given!r} {changed_settings(given)} {given.model_dump_json()} {given.model_dump()}"
+    assert "hunter2" not in shown and changed_settings(given)["database"] == "…"
+
+
+# Letters with marks of their own and combined ones, digits, other scripts, signs inside words, and a break.
+LETTERS = st.sampled_from([*"abeéuüeb--_ \n", *"A1Éи漢.'’/@", "e\u0301", "한", "ς", "Σ", "٣", "½"])
+TEXTS = st.lists(LETTERS, max_size=14).map("".join)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(TEXTS, min_size=1, max_size=6), data=st.data())
+async def test_a_search_finds_what_it_finds_in_sqlite(both: list[Store], texts: list[str], data: st.DataObject) -> None:
+    user, words = secrets.token_hex(8), " ".join(texts).split()
+    other = str.maketrans("éeüu-", "eéuü.")
+    parts = [*words, *(word[::-1] for word in words), *(word.swapcase().translate(other) for word in words)]
+    query = data.draw(st.sampled_from(parts or [""]) | TEXTS, "query")
+    found = [await found_in(store, user, texts, query) for store in both]
+    assert found[0] == found[1]
+
+
+async def found_in(store: Store, user: str, texts: list[str], query: str) -> set[tuple[int, str]]:
+    """Returns the chats by their places, and the words marked in each."""
+    made = list[str]()
+    for at, said in enumerate(texts):
+        made.append((await store.chats.create(user))["id"])
+        await store.runs.begin(user, made[-1], f"{user}-{at}", Place(said, at_leaf=True), {})
+        await store.chats.change(user, made[-1], {"title": ""})
+    found = await store.search.find(user, query, 100)
+    assert all(each.message_id is not None for each in found)
+    return {(made.index(each.chat_id), *(each.snippet[a:b] for a, b in each.marks)) for each in found}
+
+
+@pytest.fixture
+async def both(tmp_path: Path, address: str) -> AsyncIterator[list[Store]]:
+    stores = [await Store.open(tmp_path / "sqlite"), await Store.open(tmp_path / "postgres", address)]
+    yield stores
+    for store in stores:
+        await store.close()
+
+
+async def test_a_snippet_of_a_long_text_is_around_its_words(both: list[Store]) -> None:
+    said = f"{'word ' * 100}the granite dam of Orsk {'and more ' * 100}"
+    for store in both:
+        chat = (await store.chats.create(LOCAL_USER))["id"]
+        await store.runs.begin(LOCAL_USER, chat, "run", Place(said, at_leaf=True), {})
+        (found,) = await store.search.find(LOCAL_USER, "orsk granite", 5)
+        assert [found.snippet[a:b] for a, b in found.marks] == ["granite", "Orsk"]
+        assert found.snippet.startswith("…") and found.snippet.endswith("…") and found.snippet.strip("…") in said
+        assert len(found.snippet.split()) == 24
+        assert await store.search.find(LOCAL_USER, "the-granite", 5) and not await store.search.find(
+            LOCAL_USER, "granite-the", 5
+        )
+
+
+async def test_a_text_of_megabytes_is_found_by_its_first_words(both: list[Store]) -> None:
+    store = both[1]
+    chat = (await store.chats.create(LOCAL_USER))["id"]
+    said = f"granite {' '.join(f'{n:x}word' for n in range(200_000))} {'x' * 9_000}"
+    await store.runs.begin(LOCAL_USER, chat, "run", Place(said, at_leaf=True), {})
+    assert [each.chat_id for each in await store.search.find(LOCAL_USER, "granite", 5)] == [chat]
+    assert [each.chat_id for each in await store.search.find(LOCAL_USER, "granite 9word", 5)] == [chat]
