@@ -289,7 +289,7 @@ async def test_a_search_finds_what_it_finds_in_sqlite(both: list[Store], texts: 
     assert found[0] == found[1]
 
 
-async def found_in(store: Store, user: str, texts: list[str], query: str) -> set[tuple[int, str]]:
+async def found_in(store: Store, user: str, texts: list[str], query: str) -> set[tuple[object, ...]]:
     """Returns the chats by their places, and the words marked in each."""
     made = list[str]()
     for at, said in enumerate(texts):
