@@ -17,7 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, inspect, text
+from typer.testing import CliRunner
 
+from app.cli.main import cli
 from app.config import LOCAL_USER, BadSetting, Settings, load_settings
 from app.config.settings import changed_settings
 from app.db.account_store import Accounts
@@ -194,6 +196,7 @@ async def test_a_writer_sees_what_was_committed_while_it_waited(tmp_path: Path, 
         each.close()
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_new_database_together_each_find_it_made(tmp_path: Path, address: str) -> None:
     opens = (
         "import sys; from app.db.account_store import Accounts; from pathlib import Path; "
@@ -278,6 +281,7 @@ LETTERS = st.sampled_from([*"abeéuüeb--_ \n", *"A1Éи漢.'’/@", "e\u0301", 
 TEXTS = st.lists(LETTERS, max_size=14).map("".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), data=st.data())
 async def test_a_search_finds_what_it_finds_in_sqlite(both: list[Store], texts: list[str], data: st.DataObject) -> None:
@@ -323,6 +327,7 @@ async def test_a_snippet_of_a_long_text_is_around_its_words(both: list[Store]) -
         )
 
 
+@pytest.mark.slow
 async def test_a_text_of_megabytes_is_found_by_its_first_words(both: list[Store]) -> None:
     store = both[1]
     chat = (await store.chats.create(LOCAL_USER))["id"]
@@ -330,3 +335,17 @@ async def test_a_text_of_megabytes_is_found_by_its_first_words(both: list[Store]
     await store.runs.begin(LOCAL_USER, chat, "run", Place(said, at_leaf=True), {})
     assert [each.chat_id for each in await store.search.find(LOCAL_USER, "granite", 5)] == [chat]
     assert [each.chat_id for each in await store.search.find(LOCAL_USER, "granite 9word", 5)] == [chat]
+
+
+async def test_a_backup_says_what_it_does_not_have(tmp_path: Path, address: str) -> None:
+    data = tmp_path / "data"
+    await (await Store.open(data, address)).close()
+
+    def backup(name: str, **environment: str) -> str:
+        given = ["backup", "create", str(tmp_path / name), "--data-dir", str(data)]
+        done = CliRunner().invoke(cli, given, env=environment)
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    assert "no chats, runs and users: those are in PostgreSQL" in backup("a.tar.gz", PONDER_DATABASE=address)
+    assert backup("b.tar.gz") == ""
