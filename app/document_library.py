@@ -56,7 +56,7 @@ def documents_dir(settings: Settings) -> Path:
 def disk_trouble(error: BaseException) -> str | None:
     """Returns advice on a disk that cannot be written to; None for any other error."""
     text, number = str(error).lower(), getattr(error, "errno", None)
-    if number in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text:
+    if number in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in text or getattr(error, "sqlstate", None) == "53100":
         return "The disk is full. Free some space and try again."
     if number in (errno.EROFS, errno.EACCES) or "readonly" in text:
         return "The data directory cannot be written to. Make it writable and try again."

@@ -120,9 +120,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as closing:
-            opened = store or await Store.open(settings.resolved_data_dir)
+            opened = store or await Store.open(settings.resolved_data_dir, settings.database_address)
             closing.push_async_callback(opened.close)
-            state.auth = Auth(await asyncio.to_thread(Accounts.open, settings.resolved_data_dir))
+            accounts_of = partial(Accounts.open, settings.resolved_data_dir, settings.database_address)
+            state.auth = Auth(await asyncio.to_thread(accounts_of))
             closing.callback(state.auth.close)
             await _keep_use_of_remotes(state)
             if settings.audio is not None:

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -75,6 +76,8 @@ def create(to: Path | None, settings: Settings) -> None:
     except (OSError, sqlite3.Error) as error:
         raise BadSetting(f"The backup {target} cannot be made: {error}.") from None
     print(target)
+    if settings.database is not None:
+        print("It has no chats, runs and users: those are in PostgreSQL, whose pg_dump copies them.", file=sys.stderr)
 
 
 def verify(path: Path) -> None:

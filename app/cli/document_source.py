@@ -407,7 +407,7 @@ class RemoteDocuments:
 
 @contextlib.contextmanager
 def _passing_key(settings: Settings) -> Iterator[str]:
-    accounts = Accounts.open(settings.resolved_data_dir)
+    accounts = Accounts.open(settings.resolved_data_dir, settings.database_address)
     try:
         key, text = accounts.create_key(LOCAL_USER, "the command line", _PASSING_S)
         try:

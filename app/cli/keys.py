@@ -214,7 +214,7 @@ def _date(time: float | None) -> str:
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Accounts]:
-    accounts = Accounts.open(settings.resolved_data_dir)
+    accounts = Accounts.open(settings.resolved_data_dir, settings.database_address)
     try:
         yield accounts
     finally:

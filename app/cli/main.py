@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from app.cli.commands import backup, documents, keys, skills, tools
-from app.cli.errors import DataDir, fail, or_explain, settings_of
+from app.cli.errors import Config, DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import Commands, serve, settings
 
 cli = typer.Typer(
@@ -117,6 +117,30 @@ def search(
     from app.cli import index_command
 
     or_explain(index_command.search, query, limit, collection, rerank, as_json, settings)
+
+
+@cli.command()
+def migrate(
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--from", "--data-dir", metavar="DIR", help=r"The data directory. \[as for `serve`]", show_default=False
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            "--to", "--database", metavar="URL", help=r"An empty PostgreSQL database. \[as for `serve`]",
+            show_default=False,
+        ),
+    ] = None,
+    config: Config = None,
+) -> None:  # fmt: skip
+    """Copy chats, runs and users from SQLite into PostgreSQL, all or nothing. No server may run on either."""
+    settings = settings_of(config, data_dir=data_dir, database=database)
+    from app.cli.migrate_command import migrate_to_postgres
+
+    or_explain(migrate_to_postgres, settings)
 
 
 @cli.command()

@@ -122,7 +122,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(stop.cancel)
         await asyncio.to_thread(refuse_damage, settings.resolved_data_dir)
-        store = await Store.open(settings.resolved_data_dir)
+        store = await Store.open(settings.resolved_data_dir, settings.database_address)
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)
         closing.push_async_callback(asyncio.to_thread, library.close)
@@ -229,7 +229,7 @@ def _say_ready(settings: Settings, port: int) -> None:
 
 def _anybody(settings: Settings) -> bool:
     """Returns whether there is a key that lets somebody in."""
-    accounts = Accounts.open(settings.resolved_data_dir)
+    accounts = Accounts.open(settings.resolved_data_dir, settings.database_address)
     try:
         return any(key.state == "valid" for key in accounts.keys_of())
     finally:

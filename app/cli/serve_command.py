@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_METAVARS = {"int": "N", "float": "NUMBER", "ByteSize": "SIZE", "Path": "PATH"}
+_METAVARS = {"int": "N", "float": "NUMBER", "ByteSize": "SIZE", "Path": "PATH", "SecretStr": "URL"}
 _PANELS = ("Server", "Limits", "Engine")  # of --help, in its order
 
 

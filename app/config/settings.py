@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from pydantic import field_validator
+from pydantic import SecretStr, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.config.engine_settings import EngineSettings
@@ -73,6 +74,22 @@ class Settings(
         accepts="a directory that Ponder may write to",
         unset="the user's data directory",
     )
+    database: SecretStr | None = setting(
+        None,
+        "the address of a [PostgreSQL database](#postgresql) for chats, runs and users",
+        more="`postgresql://user@host/name`; a password is better in `PONDER_DATABASE`, or where libpq looks for it",
+        accepts="the address of a PostgreSQL database, such as postgresql://ponder@localhost:5432/ponder",
+        unset="SQLite files in the data directory",
+    )
+
+    @field_validator("database")
+    @classmethod
+    def _is_of_postgresql(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parts = urlsplit(value.get_secret_value())
+            if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
+                raise ValueError("no address of a PostgreSQL database")
+        return value
 
     @field_validator("cors_origins", "allowed_hosts", "router", "pinned_loras", "skills", mode="before")
     @classmethod
@@ -110,6 +127,11 @@ class Settings(
                 f"api_workers is {self.api_workers}, and the budgets of remote models are one process's; accepted: 1 "
                 "with remote models."
             )
+
+    @property
+    def database_address(self) -> str | None:
+        """The whole address, with the password; None: SQLite files in the data directory."""
+        return None if self.database is None else self.database.get_secret_value()
 
     @property
     def resolved_data_dir(self) -> Path:
@@ -150,6 +172,8 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     }
     if "mcp" in changed:
         changed["mcp"] = dict.fromkeys(settings.mcp, "…")
+    if "database" in changed:
+        changed["database"] = "…"
     if (searxng := changed.get("searxng")) and "@" in searxng:
         scheme, _, rest = searxng.rpartition("//")
         changed["searxng"] = f"{scheme}//…@{rest.rpartition('@')[2]}"

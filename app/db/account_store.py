@@ -1,4 +1,4 @@
-"""Users, their API keys and the sessions that keys open: one SQLite file, which several processes may share.
+"""Users, their API keys and the sessions that keys open: in one database, which several processes may share.
 
 So `ponder keys` changes them while the server runs, and every request sees the change. Knows nothing of HTTP, nor of
 what a role may do.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,16 +15,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert  # PostgreSQL's has the same methods
+from sqlalchemy import Connection, bindparam, cast, delete, func, literal, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert  # SQLite's compiler takes it, too
 
 from app.config import BadSetting
 from app.db.accounts import NO_QUOTA, SESSION_S, Account, ApiKey, Role, RoleDiffers, hashed
 from app.db.connection import insert, row, rows, transaction
 from app.db.migrations import NewerDatabase, open_database
 from app.db.quotas import Quota, RemoteUse, Used, day_of
-from app.db.sqlite import NameTaken, NotThere, make_data_dir, new_id
-from app.db.tables import keys, remote_use, sessions, usage, users
+from app.db.sqlite import STORAGE_ERRORS, NameTaken, NotThere, make_data_dir, new_id
+from app.db.tables import BIG, keys, remote_use, sessions, usage, users
 
 _SHOWN_CHARACTERS = 13  # of a key, to recognise it by
 _USED_S = 60.0  # between two notes that a key was used
@@ -41,9 +40,9 @@ _SESSION = select(sessions.c.key_id, sessions.c.expires_at).where(
 )
 _TODAY = usage.c.day == bindparam("day")
 _USED = select(
-    func.coalesce(func.sum(usage.c.requests).filter(_TODAY), 0).label("requests_today"),
-    func.coalesce(func.sum(usage.c.tokens).filter(_TODAY), 0).label("tokens_today"),
-    func.coalesce(func.sum(usage.c.tokens), 0).label("tokens_this_month"),
+    cast(func.coalesce(func.sum(usage.c.requests).filter(_TODAY), 0), BIG).label("requests_today"),
+    cast(func.coalesce(func.sum(usage.c.tokens).filter(_TODAY), 0), BIG).label("tokens_today"),
+    cast(func.coalesce(func.sum(usage.c.tokens), 0), BIG).label("tokens_this_month"),
 ).where(usage.c.key_id == bindparam("key"), usage.c.day >= bindparam("first"))
 _USED_BY_USERS = (
     select(keys.c.user, *_USED.selected_columns)
@@ -72,24 +71,28 @@ _REMOTE_USE = select(*(column for column in remote_use.c if column is not remote
 
 
 class Accounts:
-    """The file of one data directory. Every method may block, and may come from any thread."""
+    """The users of one server. Every method may block, and may come from any thread."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, data_dir: Path) -> Accounts:
+    def open(cls, data_dir: Path, database: str | None = None) -> Accounts:
         """
+        Args:
+            database: the address of a PostgreSQL database; None: users.db in the directory.
+
         Raises:
-            BadSetting: the directory cannot be used; the message says why.
+            BadSetting: the directory or the database cannot be used; the message says why.
         """
         try:
             make_data_dir(data_dir)
             data_dir.chmod(0o700)
-            db = open_database(data_dir / "users.db", "users", busy_timeout_s=30)
-        except (OSError, sqlite3.Error, NewerDatabase) as error:
-            raise BadSetting(f"The users in {data_dir} cannot be read: {error}.") from None
+            db = open_database(database or data_dir / "users.db", "users", busy_timeout_s=30)
+        except (OSError, *STORAGE_ERRORS, NewerDatabase) as error:
+            place = data_dir if database is None else "the PostgreSQL database"
+            raise BadSetting(f"The users in {place} cannot be read: {error}.") from None
         return cls(db)
 
     def close(self) -> None:

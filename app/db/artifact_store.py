@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+from sqlalchemy import Connection, bindparam, cast, func, insert, select
 
 from app.db.chat_store import chat_of
 from app.db.connection import row, rows
 from app.db.database import Database
 from app.db.sqlite import NotThere, Row, new_id
-from app.db.tables import artifacts, chats
+from app.db.tables import BIG, artifacts, chats
 from tools.context import APP_TYPE, FileContent
 from tools.result import Artifact, Artifacts
 
@@ -56,7 +56,7 @@ _LATEST = (
     .order_by(artifacts.c.version.desc())
     .limit(1)
 )
-_SIZES = select(func.count(), func.coalesce(func.sum(artifacts.c.size), 0))
+_SIZES = select(func.count(), cast(func.coalesce(func.sum(artifacts.c.size), 0), BIG))
 _OF_CHAT = _SIZES.where(artifacts.c.chat_id == bindparam("chat"))
 _ALL = _SIZES.join(chats, chats.c.id == artifacts.c.chat_id).where(chats.c.user == bindparam("user"))
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Integer, bindparam, func, literal_column, select, tuple_, update
+from sqlalchemy import Connection, bindparam, func, select, tuple_, update
 
 from app.db.answer_steps import load_steps
 from app.db.connection import insert, row, rows
 from app.db.database import Database
 from app.db.sqlite import NameTaken, NotThere, Row, new_id
-from app.db.tables import chats, folders, messages
+from app.db.tables import chats, folders, insertion_number, messages
 
 _IN_IT = (
     select(func.count())
@@ -162,7 +162,7 @@ _SHOWN = (
     chats.c.id, chats.c.title, chats.c.created_at, chats.c.updated_at, chats.c.pinned,
     _IN_FOLDER.scalar_subquery().label("folder_id"), chats.c.leaf_id, chats.c.private,
 )  # fmt: skip
-CHAT_NUMBER = literal_column("chats.rowid", Integer)  # SQLite's: the order in which chats were made
+CHAT_NUMBER = insertion_number(chats.c.id)
 _OF_USER = (chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
 _CHAT = select(*_SHOWN, chats.c.imported, chats.c.settings).where(chats.c.id == bindparam("id"), *_OF_USER)
 _LISTED = (
@@ -207,7 +207,7 @@ class Chats:
             place = _CURSOR.fullmatch(before)
             if place is None:
                 raise BadCursor(before)
-            after = (int(place[1]), float(place[2]), int(place[3]))
+            after = (place[1] == "1", float(place[2]), int(place[3]))
             listed = listed.where(tuple_(chats.c.pinned, chats.c.updated_at, CHAT_NUMBER) < after)
         if folder_id == NO_FOLDER:
             listed = listed.where(~_IN_FOLDER.exists())
@@ -224,7 +224,7 @@ class Chats:
         more = None
         if len(found) > limit:
             last = found[limit - 1]
-            more = f"{last['pinned']}_{last['updated_at']:.15f}_{numbers[limit - 1]}"
+            more = f"{int(last['pinned'])}_{last['updated_at']:.15f}_{numbers[limit - 1]}"
         return [_shown(chat) for chat in found[:limit]], more
 
     async def get(self, user: str, id: str) -> Row:

@@ -1,8 +1,10 @@
-"""A connection to one database file, its transactions, and what every store does with rows.
+"""A connection to one database, SQLite's file or PostgreSQL's server, its transactions, and what every store does with
+rows.
 
 Python's `sqlite3` opens transactions late and by guessing; here each begins where it is said, so reads and changes of
-the shape belong to it too. Errors leave a transaction as the driver's own, without the statement and its values: both
-may hold users' words, and `app/errors.py` knows a full disk by them. Knows nothing of what is kept.
+the shape belong to it too. Errors leave a transaction without the statement and its values, which may hold users'
+words: SQLite's as the driver's own, by which `app/errors.py` knows a full disk, PostgreSQL's as `PostgresError`. Knows
+nothing of what is kept.
 """
 
 from __future__ import annotations
@@ -29,17 +31,31 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from app.db.sqlite import Row
+from app.db.sqlite import PostgresError, Row
 
 
-def connect(path: Path, busy_timeout_s: float) -> Connection:
-    """Opens a database file, which is made where there is none; from any thread, by one at a time."""
-    url = URL.create("sqlite", database=str(path))
-    given = {"check_same_thread": False, "timeout": busy_timeout_s}
-    engine = create_engine(url, poolclass=NullPool, connect_args=given, hide_parameters=True)
-    event.listen(engine, "connect", _set_up)
-    event.listen(engine, "begin", _begin)
-    with _as_the_driver():
+def connect(place: Path | str, busy_timeout_s: float, *, sole: bool = False) -> Connection:
+    """Opens a database: a file, which is made where there is none, or the address of a PostgreSQL database.
+
+    The connection is of any thread, by one at a time. `sole`: no other process may open PostgreSQL's so meanwhile; a
+    file's directory has a lock of its own.
+
+    Raises:
+        OSError: another process has it.
+        sqlite3.Error, PostgresError: it cannot be opened.
+        BadSetting: the driver of PostgreSQL is not installed.
+    """
+    if isinstance(place, str):
+        from app.db.postgres import postgres_engine
+
+        engine = postgres_engine(place, busy_timeout_s, sole)
+    else:
+        url = URL.create("sqlite", database=str(place))
+        given = {"check_same_thread": False, "timeout": busy_timeout_s}
+        engine = create_engine(url, poolclass=NullPool, connect_args=given, hide_parameters=True)
+        event.listen(engine, "connect", _set_up)
+        event.listen(engine, "begin", _begin)
+    with _as_told():
         return engine.connect()
 
 
@@ -49,12 +65,13 @@ def transaction(db: Connection, *, immediate: bool = False) -> Iterator[None]:
 
     Raises:
         sqlite3.Error: as the driver raised it.
+        PostgresError: PostgreSQL's.
     """
     try:
-        with _as_the_driver(), db.execution_options(immediate=immediate).begin():
+        with _as_told(), db.execution_options(immediate=immediate).begin():
             yield
     except BaseException:
-        if not db.closed:
+        if not db.closed and not db.invalidated:
             _driver(db).rollback()  # SQLAlchemy does not where a commit failed
         raise
 
@@ -87,6 +104,21 @@ def execute_many(db: Connection, statement: ClauseElement, values: Sequence[Mapp
     db.exec_driver_sql(compiled.string, given)
 
 
+@contextmanager
+def secure_delete(db: Connection) -> Iterator[None]:
+    """Leaves nothing of what the block deletes in a file's free pages; PostgreSQL's rows go with its next vacuum."""
+    if not is_sqlite(db):
+        yield
+        return
+    db.exec_driver_sql("PRAGMA secure_delete = ON")
+    yield
+    db.exec_driver_sql("PRAGMA secure_delete = OFF")
+
+
+def is_sqlite(db: Connection) -> bool:
+    return db.dialect.name == "sqlite"
+
+
 @cache
 def _compiled(statement: ClauseElement, dialect: Dialect) -> SQLCompiler:
     compiled = statement.compile(dialect=dialect)
@@ -100,13 +132,20 @@ def _insert(table: Table) -> Insert:
 
 
 @contextmanager
-def _as_the_driver() -> Iterator[None]:
+def _as_told() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
         if error.orig is None:
             raise
-        raise error.orig from None
+        raise _told(error.orig) from None
+
+
+def _told(error: BaseException) -> BaseException:
+    if isinstance(error, sqlite3.Error):
+        return error
+    told = getattr(getattr(error, "diag", None), "message_primary", None) or str(error).strip().partition("\n")[0]
+    return PostgresError(told, getattr(error, "sqlstate", None))
 
 
 def _set_up(db: sqlite3.Connection, _: Any) -> None:  # Any: of SQLAlchemy's pool
@@ -125,6 +164,5 @@ def _begin(db: Connection) -> None:
     _driver(db).execute("BEGIN IMMEDIATE" if db.get_execution_options().get("immediate") else "BEGIN")
 
 
-def _driver(db: Connection) -> sqlite3.Connection:
-    driver: Any = db.connection.driver_connection  # Any: SQLAlchemy has no type for a driver's
-    return driver
+def _driver(db: Connection) -> Any:  # Any: SQLAlchemy has no type for a driver's
+    return db.connection.driver_connection

@@ -1,7 +1,7 @@
 """The database of chats and runs, in a thread of its own.
 
-One thread has the file open. Calls reach it in the order they were made, so a read sees every write before it and
-`write` need not be awaited: tokens never wait for the disk.
+One thread has the file, or the connection to PostgreSQL, open. Calls reach it in the order they were made, so a read
+sees every write before it and `write` need not be awaited: tokens never wait for the disk.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TypeVar
 
-from sqlalchemy import Connection, Executable
+from sqlalchemy import Connection, Executable, select
 
 from app.config import BadSetting
-from app.db.connection import pragma, rows, transaction
+from app.db.connection import is_sqlite, pragma, rows, transaction
 from app.db.migrations import NewerDatabase, open_database
-from app.db.sqlite import Row, lock_data_dir
+from app.db.sqlite import STORAGE_ERRORS, Row, lock_data_dir
+from app.db.tables import chats
 
 log = logging.getLogger("ponder")
+_ANY_CHAT = select(chats.c.id).limit(1)
 T = TypeVar("T")
 
 
 class Database:
-    """The database of one data directory, which one process at a time may have open."""
+    """The database of one server: no other process has it, or the data directory, open meanwhile."""
 
     def __init__(self, db: Connection, lock: IO[str], thread: ThreadPoolExecutor) -> None:
         self._db = db
@@ -35,20 +36,38 @@ class Database:
         self._thread = thread
 
     @classmethod
-    async def open(cls, data_dir: Path) -> Database:
+    async def open(cls, data_dir: Path, address: str | None = None) -> Database:
         """
+        Args:
+            address: of a PostgreSQL database; None: ponder.db in the directory.
+
         Raises:
-            BadSetting: the directory cannot be used; the message says why.
+            BadSetting: the directory or the database cannot be used; the message says why.
         """
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         loop = asyncio.get_running_loop()
         try:
             lock = await loop.run_in_executor(thread, lock_data_dir, data_dir)
-            db = await loop.run_in_executor(thread, _open, data_dir)
-        except (OSError, sqlite3.Error, NewerDatabase) as error:
+        except OSError as error:
             thread.shutdown(wait=False)
             raise BadSetting(f"The data directory {data_dir} cannot be used: {error}.") from None
-        return cls(db, lock, thread)
+        try:
+            db = await loop.run_in_executor(thread, _open, address or data_dir / "ponder.db")
+        except BaseException as error:
+            thread.shutdown(wait=False)
+            _unlock(lock)
+            if not isinstance(error, (OSError, *STORAGE_ERRORS, NewerDatabase)):
+                raise
+            place = f"data directory {data_dir}" if address is None else "PostgreSQL database of --database"
+            raise BadSetting(f"The {place} cannot be used: {error}.") from None
+        database = cls(db, lock, thread)
+        if address is not None and (data_dir / "ponder.db").exists() and not await database.rows(_ANY_CHAT):
+            log.warning("the chats of %s are not in the PostgreSQL database: `ponder migrate` copies them", data_dir)
+        return database
+
+    @property
+    def is_sqlite(self) -> bool:
+        return is_sqlite(self._db)
 
     async def close(self) -> None:
         """Finish every write, then let go of the directory. Idempotent."""
@@ -56,8 +75,7 @@ class Database:
             return
         await asyncio.wrap_future(self._thread.submit(self._db.close))
         self._thread.shutdown()
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
-        self._lock.close()
+        _unlock(self._lock)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         """Returns the result of `work`, run in the database's thread, in one transaction: all is kept, or nothing."""
@@ -71,10 +89,13 @@ class Database:
         return await self.read(lambda db: rows(db, statement, **values))
 
     async def erase(self, work: Callable[[Connection], T]) -> T:
-        """Does as `read`, and leaves nothing of what `work` deletes in the file, its index of words, or its log."""
+        """Does as `read`, and leaves nothing of what `work` deletes in SQLite's file, its index of words, or its log.
+
+        PostgreSQL's files lose it with the next vacuum.
+        """
 
         def erase() -> T:
-            if self._db.dialect.name != "sqlite":
+            if not is_sqlite(self._db):
                 return self._transaction(work)
             pragma(self._db, "secure_delete = ON")
             try:
@@ -106,8 +127,13 @@ class Database:
             return work(self._db)
 
 
-def _open(data_dir: Path) -> Connection:
-    return open_database(data_dir / "ponder.db", "chats", busy_timeout_s=5)
+def _open(place: Path | str) -> Connection:
+    return open_database(place, "chats", busy_timeout_s=5, sole=True)
+
+
+def _unlock(lock: IO[str]) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
+    lock.close()
 
 
 def _report(done: Future[None]) -> None:

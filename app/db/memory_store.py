@@ -20,7 +20,7 @@ from typing import Literal
 from sqlalchemy import Connection, Update, and_, bindparam, delete, func, insert, not_, select, update
 
 from app.db.chat_store import chat_of
-from app.db.connection import row, rows
+from app.db.connection import row, rows, secure_delete
 from app.db.database import Database
 from app.db.sqlite import NotThere, Row, open_for_reading
 from app.db.tables import chats, memory_notes, memory_users, memory_versions, messages
@@ -410,10 +410,10 @@ def _replace(db: Connection, user: str, note: Row, text: str, attribute: str | N
 
 
 def _erase(db: Connection, user: str, numbers: Sequence[int]) -> None:
-    """Erases notes and their versions; nothing of them stays in the file's free pages."""
-    db.exec_driver_sql("PRAGMA secure_delete = ON")
-    db.execute(delete(memory_notes).where(memory_notes.c.user == user, memory_notes.c.number.in_(numbers)))
-    db.exec_driver_sql("PRAGMA secure_delete = OFF")
+    """Erases notes and their versions; nothing of them stays in the free pages of SQLite's file."""
+    gone = delete(memory_notes).where(memory_notes.c.user == user, memory_notes.c.number.in_(numbers))
+    with secure_delete(db):
+        db.execute(gone)
 
 
 def _note(db: Connection, user: str, number: int) -> Row:

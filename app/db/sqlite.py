@@ -112,6 +112,24 @@ class KeyReused(ValueError):
     """The key was given with another request."""
 
 
+class PostgresError(Exception):
+    """An error of PostgreSQL: its message without the statement and its values, which may hold users' words.
+
+    `sqlstate`: its code (PostgreSQL's appendix A); None where the server did not answer.
+    """
+
+    def __init__(self, message: str, sqlstate: str | None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+    @property
+    def is_away(self) -> bool:
+        """True where the server could not be reached, or takes no connection or no work now."""
+        return self.sqlstate is None or self.sqlstate.startswith(("08", "57P")) or self.sqlstate in ("53300", "55P03")
+
+
+STORAGE_ERRORS = (sqlite3.Error, PostgresError)
+
 _STARTED = time.time() - time.monotonic()
 
 

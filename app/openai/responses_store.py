@@ -11,20 +11,22 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, literal, or_, select
+from sqlalchemy import Text, bindparam, delete, literal, or_, select
 
 from app.db.connection import insert
 from app.db.store import Store
-from app.db.tables import responses
+from app.db.tables import responses, text_position
 from app.errors import ApiError, invalid
 from app.openai.responses_items import Json
 
 _OF_USER = responses.c.user == bindparam("user")
 _RESPONSE = select(responses.c.input, responses.c.response).where(responses.c.id == bindparam("id"), _OF_USER)
+_ITEM = bindparam("item", type_=Text)
 _WITH_ITEM = (
     select(responses.c.input, responses.c.response)
     .where(
-        _OF_USER, or_(*(func.instr(each, bindparam("item")) > 0 for each in (responses.c.input, responses.c.response)))
+        _OF_USER,
+        or_(*(text_position(each, _ITEM) > 0 for each in (responses.c.input, responses.c.response))),
     )
     .order_by(responses.c.created_at.desc())
     .limit(1)

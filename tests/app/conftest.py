@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ from engine import Engine, EngineConfig, Stats
 from engine.builder import EngineParts
 from engine.config import Fallback
 from retrieval import Library
+from tests.app import postgres
 from tests.app.gate import GatedEmbedder
 
 T = TypeVar("T")
@@ -128,14 +129,46 @@ def serving(
         thread.join(20)
 
 
+NewDatabase = Callable[[], AbstractContextManager[str | None]]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs the tests of a module that has `DATABASES` on each of them, as far as they keep anything."""
+    if "new_database" in metafunc.fixturenames and (databases := getattr(metafunc.module, "DATABASES", None)):
+        metafunc.parametrize("new_database", databases, indirect=True, scope="session")
+
+
 @pytest.fixture(scope="session")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(model, tmp_path_factory.mktemp("data")) as server:
+def postgres_address() -> Iterator[str]:
+    """A PostgreSQL server's database."""
+    with postgres.cluster() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def new_database(request: pytest.FixtureRequest) -> NewDatabase:
+    """Gives the address of a new database, None for SQLite's in the data directory."""
+    if getattr(request, "param", None) is None:
+        return nullcontext
+    address: str = request.getfixturevalue("postgres_address")
+    return lambda: postgres.schema(address)
+
+
+@pytest.fixture
+def address(new_database: NewDatabase) -> Iterator[str | None]:
+    """The address of a new database for the test, None for SQLite's in its data directory."""
+    with new_database() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Server]:
+    with new_database() as address, serving(model, tmp_path_factory.mktemp("data"), database=address) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def pebble(tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Server]:
     """A server of the bundled model, which knows tools. What it says with them is that of a very small model."""
     copy = tmp_path_factory.mktemp("models") / "pebble"
     copy.mkdir()
@@ -145,7 +178,7 @@ def pebble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = json.loads((PEBBLE / "tokenizer_config.json").read_text(encoding="utf-8"))
     config["chat_template"] += OPEN_THINKING
     (copy / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with serving(copy, tmp_path_factory.mktemp("data")) as server:
+    with new_database() as address, serving(copy, tmp_path_factory.mktemp("data"), database=address) as server:
         yield server
 
 
@@ -168,9 +201,12 @@ def embedder() -> GatedEmbedder:
 
 
 @pytest.fixture(scope="session")
-def shelf(model: Path, tmp_path_factory: pytest.TempPathFactory, embedder: GatedEmbedder) -> Iterator[Server]:
+def shelf(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, embedder: GatedEmbedder, new_database: NewDatabase
+) -> Iterator[Server]:
     """A server for documents."""
-    with serving(model, tmp_path_factory.mktemp("shelf"), embedder) as server:
+    data = tmp_path_factory.mktemp("shelf")
+    with new_database() as address, serving(model, data, embedder, database=address) as server:
         yield server
 
 

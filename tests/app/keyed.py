@@ -28,7 +28,7 @@ def key_of(server: Server, user: str, role: Role | None = None, expires_s: float
 
 
 def beside(server: Server, work: Callable[[Accounts], str]) -> str:
-    accounts = Accounts.open(server.data)
+    accounts = Accounts.open(server.data, server.app.state.ponder.settings.database_address)
     try:
         return work(accounts)
     finally:

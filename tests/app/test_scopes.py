@@ -16,12 +16,15 @@ import pytest
 from app.auth import SCOPES, KeyScope, is_metered, scope_of
 from app.db.account_store import Accounts
 from app.db.quotas import Quota, Used, exhausted
+from tests.app import postgres
 from tests.app.api.test_keys import listed, run
 from tests.app.chatting import ask, begin, log_of, new_chat
-from tests.app.conftest import Server
+from tests.app.conftest import NewDatabase, Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of
 from tests.app.library import error
 from tests.app.test_user_isolation import routes
+
+DATABASES = postgres.DATABASES_SLOW
 
 CHAT = "/v1/chat/completions"
 ASK: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 4}
@@ -37,8 +40,9 @@ METERED = {
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with asking_for_keys(model, tmp_path_factory.mktemp("scopes")) as server:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Server]:
+    data = tmp_path_factory.mktemp("scopes")
+    with new_database() as address, asking_for_keys(model, data, database=address) as server:
         yield server
 
 
@@ -150,10 +154,10 @@ def test_days_and_months_end_when_they_do() -> None:
     assert exhausted(quota, Used(3, 100, 1000), evening) == ("tokens_per_month", 1000, 3600 + 86_400)  # a leap year
 
 
-def test_use_is_counted_by_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_is_counted_by_day(tmp_path: Path, address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [datetime(2027, 1, 31, 12, tzinfo=UTC).timestamp()]
     monkeypatch.setattr("app.db.account_store.time.time", lambda: now[0])
-    accounts = Accounts.open(tmp_path)
+    accounts = Accounts.open(tmp_path, address)
     key, _ = accounts.create_key("local")
     for tokens in (5, 7):
         accounts.add_use(key.id, 1, tokens)

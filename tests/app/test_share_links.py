@@ -13,10 +13,13 @@ from app.db.answer_steps import AnswerStep, StepCall, StepResult
 from app.db.share_store import MAX_LINKS
 from app.runs.events import SourceShown
 from app.share import _public
+from tests.app import postgres
 from tests.app.chatting import ask, new_chat
 from tests.app.conftest import Server, serving
 from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.app.library import error
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 

@@ -24,12 +24,15 @@ from app.errors import is_anthropic
 from app.openai import responses
 from app.page import PageFiles
 from app.server import ROUTERS
+from tests.app import postgres
 from tests.app.chatting import ask, begin, log_of, new_chat
-from tests.app.conftest import Server
+from tests.app.conftest import NewDatabase, Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.app.library import add
 from tools.context import AppView, FileContent
 from tools.grants import Grant
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 
@@ -156,9 +159,10 @@ class Two:
 
 
 @pytest.fixture(scope="module")
-def two(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+def two(model: Path, tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Two]:
     with (
-        asking_for_keys(model, tmp_path_factory.mktemp("keyed")) as server,
+        new_database() as address,
+        asking_for_keys(model, tmp_path_factory.mktemp("keyed"), database=address) as server,
         client_of(server, key_of(server, "alice")) as alice,
         client_of(server, key_of(server, "bob")) as bob,
     ):
@@ -332,9 +336,9 @@ def test_nobody_learns_from_the_cache_what_another_asked(two: Two) -> None:
     assert cached(two.alice) == 0
 
 
-def test_a_deleted_user_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+def test_a_deleted_user_leaves_nothing_behind(model: Path, tmp_path: Path, address: str | None) -> None:
     with (
-        asking_for_keys(model, tmp_path) as server,
+        asking_for_keys(model, tmp_path, database=address) as server,
         client_of(server, key_of(server, "alice")) as alice,
         client_of(server, key_of(server, "bob")) as bob,
         client_of(server, key_of(server, "root", "operator")) as root,
@@ -366,3 +370,4 @@ def test_a_deleted_user_leaves_nothing_behind(model: Path, tmp_path: Path) -> No
         assert [chat["id"] for chat in alice.get("/api/chats").json()["chats"]] == [mine]
     for name in ("ponder.db", "ponder.db-wal", "users.db", "notes.db", "permissions.db", "calls.db"):
         assert not (file := tmp_path / name).exists() or SECRET.lower().encode() not in file.read_bytes().lower(), name
+    assert address is None or not postgres.tables_with(address, SECRET)

@@ -11,10 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.request_body import MAX_BODY_BYTES, json_value
+from tests.app import postgres
 from tests.app.chatting import Json, ask, begin, change, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.runs.test_runs import BusyEngine
+
+DATABASES = postgres.DATABASES_SLOW
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 moments = st.floats(0, 1e11, allow_nan=False)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.app import postgres
 from tests.app.chatting import ask, change, file, imported, message, new_chat, read
 from tests.app.library import error
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 def find(http: httpx.Client, q: str, **more: Any) -> list[dict[str, Any]]:

@@ -7,10 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app import postgres
 from tests.app.chatting import ask, begin, change, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.runs.test_run_settings import prompt, recipe
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 

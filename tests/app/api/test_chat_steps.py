@@ -15,11 +15,14 @@ from app.db.run_store import LoggedEvent, Place
 from app.db.store import Store
 from app.runs.live_runs import recover_runs
 from app.runs.prompt_builder import IMPORTED, History
+from tests.app import postgres
 from tests.app.chatting import Json, begin, file, imported, log_of, message, new_chat, read
 from tests.app.conftest import Server, serving
 from tests.app.runs.test_runs import BusyEngine, events
 from tests.app.runs.test_tool_runs import ASKING, CALCULATOR, http, of_type, plugged, plugin, there
 from tests.tiny import write_checkpoint
+
+DATABASES = postgres.DATABASES_SLOW
 
 __all__ = ["http", "plugin"]  # fixtures
 
@@ -143,8 +146,8 @@ def branch(*steps: Any, content: str = "23 * 17 = 391.") -> list[Json]:
     return [{"role": "user", "content": "q", "steps": []}, answer, {"role": "user", "content": "more", "steps": []}]
 
 
-async def test_a_crash_leaves_the_steps_that_were_logged(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_a_crash_leaves_the_steps_that_were_logged(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     chat = (await store.chats.create(LOCAL_USER))["id"]
     await store.runs.begin(LOCAL_USER, chat, "run_1", Place("question", at_leaf=True), {})
     logged: list[Json] = [

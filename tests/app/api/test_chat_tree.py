@@ -18,10 +18,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.app import postgres
 from tests.app.chatting import ask, begin, change, log_of, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.runs.test_runs import BusyEngine
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 @pytest.fixture

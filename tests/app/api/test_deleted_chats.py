@@ -15,8 +15,11 @@ from app.db.run_store import Place
 from app.db.sqlite import NotThere
 from app.db.store import KEPT_S, Store
 from app.db.tables import chats, folders
+from tests.app import postgres
 from tests.app.chatting import Json, ask, begin, change, log_of, new_chat, read
 from tests.app.library import error
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 def folder(http: httpx.Client, name: str) -> str:
@@ -106,8 +109,8 @@ def test_a_folder_does_not_come_back_beside_one_of_its_name(ana: httpx.Client) -
     assert ana.post(f"/api/folders/{work}/restore").status_code == 200
 
 
-async def test_what_was_deleted_long_ago_is_erased(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_what_was_deleted_long_ago_is_erased(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     old, new = [(await store.chats.create(LOCAL_USER))["id"] for _ in range(2)]
     box = (await store.folders.create(LOCAL_USER, "box"))["id"]
     await store.runs.begin(LOCAL_USER, old, "run_1", Place("question", at_leaf=True), {})
@@ -132,8 +135,8 @@ def _age(db: Connection, table: Table, id: str) -> None:
     db.execute(update(table).where(table.c.id == id).values(deleted_at=table.c.deleted_at - KEPT_S))
 
 
-async def test_the_purge_wakes_when_something_is_due(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_the_purge_wakes_when_something_is_due(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     purging = asyncio.create_task(store.deleted.purge_when_due(0.02))
     chat = (await store.chats.create(LOCAL_USER))["id"]
     await store.deleted.delete("chat", LOCAL_USER, chat)

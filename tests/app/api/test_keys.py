@@ -16,14 +16,16 @@ from typer.testing import CliRunner, Result
 
 from app.cli.document_source import RemoteDocuments
 from app.cli.main import cli
-from app.config import Settings
 from app.db.account_store import Accounts
 from app.db.sqlite import NameTaken, NotThere
+from tests.app import postgres
 from tests.app.cli.test_cli import ponder
 from tests.app.cli.test_cli import serving as a_server
-from tests.app.conftest import Server
+from tests.app.conftest import NewDatabase, Server
 from tests.app.keyed import asking_for_keys, client_of
 from tests.app.library import search
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +41,8 @@ def listed(data: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def accounts(tmp_path: Path) -> Iterator[Accounts]:
-    accounts = Accounts.open(tmp_path)
+def accounts(tmp_path: Path, address: str | None) -> Iterator[Accounts]:
+    accounts = Accounts.open(tmp_path, address)
     yield accounts
     accounts.close()
 
@@ -123,8 +125,8 @@ def test_users_have_an_id_of_their_own(accounts: Accounts) -> None:
             work("nobody")
 
 
-def test_two_processes_may_open_a_new_directory_together(tmp_path: Path) -> None:
-    first, second = Accounts.open(tmp_path), Accounts.open(tmp_path)
+def test_two_processes_may_open_a_new_directory_together(tmp_path: Path, address: str | None) -> None:
+    first, second = Accounts.open(tmp_path, address), Accounts.open(tmp_path, address)
     _, text = first.create_key("local")
     assert second.find(text) is not None
     first.close()
@@ -154,14 +156,16 @@ def test_keys_are_made_and_revoked_while_a_server_runs(model: Path, tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with asking_for_keys(model, tmp_path_factory.mktemp("keyed")) as server:
+def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Server]:
+    data = tmp_path_factory.mktemp("keyed")
+    with new_database() as address, asking_for_keys(model, data, database=address) as server:
         yield server
 
 
 def test_the_command_line_gets_at_documents_through_a_server_that_asks_for_keys(keyed: Server, tmp_path: Path) -> None:
-    shelf = RemoteDocuments(keyed.url, Settings(data_dir=keyed.data))
-    accounts = Accounts.open(keyed.data)
+    settings = keyed.app.state.ponder.settings
+    shelf = RemoteDocuments(keyed.url, settings)
+    accounts = Accounts.open(keyed.data, settings.database_address)
     try:
         assert [each.name for each in accounts.keys_of("local")] == ["the command line"]
         assert shelf.search("granite", 5, None, False).passages == []

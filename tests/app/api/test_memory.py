@@ -15,11 +15,14 @@ from app.config import LOCAL_USER, Settings
 from app.db.memory_store import MAX_NOTES, MemoryFull, Origin
 from app.db.store import Store
 from app.runs.memory import keeps_memory
+from tests.app import postgres
 from tests.app.conftest import Server
 from tests.app.library import error
 from tools.builtin.notes import Notebook
 from tools.outcome import Call, Outcome
 from tools.session import Session
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 
@@ -146,8 +149,8 @@ def test_a_note_outlives_its_chat_unless_it_is_to_go_with_it(mine: httpx.Client,
     assert (("Likes tea.",) in held) is not erase
 
 
-async def test_a_users_notes_have_a_limit(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_a_users_notes_have_a_limit(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     for number in range(MAX_NOTES):
         await store.memory.keep("ana", f"note {number}", None, Origin("user"))
     with pytest.raises(MemoryFull, match="500 notes already"):
@@ -169,12 +172,12 @@ async def test_a_number_is_not_given_twice_and_what_is_erased_is_not_in_the_file
     assert b"plugh" not in b"".join(path.read_bytes() for path in tmp_path.glob("ponder.db*"))
 
 
-async def test_notes_of_earlier_versions_are_taken_over_once(tmp_path: Path) -> None:
+async def test_notes_of_earlier_versions_are_taken_over_once(tmp_path: Path, address: str | None) -> None:
     book = Notebook(tmp_path / "notes.db")
     for user, text in (("ana", "gone"), ("ana", "Likes tea."), ("ben", "Likes rum.")):
         book.remember(user, text)
     book.forget("ana", 1)
-    store = await Store.open(tmp_path)
+    store = await Store.open(tmp_path, address)
     assert await store.memory.adopt(book.path) == 2 and not book.path.exists()
     assert [(note["number"], note["text"]) for note in await store.memory.of("ana")] == [(2, "Likes tea.")]
     assert await store.memory.adopt(book.path) == 0
@@ -193,8 +196,8 @@ def test_memory_is_for_known_users_or_as_the_operator_says(given: dict[str, Any]
     assert keeps_memory(Settings(**given)) is keeps and LOCAL.id == LOCAL_USER
 
 
-async def test_a_server_without_memory_says_so(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_a_server_without_memory_says_so(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     store.memory.available = False
     with pytest.raises(Exception, match="operator has switched memory off"):
         await store.memory.keep("ana", "Tea.", None, Origin("user"))

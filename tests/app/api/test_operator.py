@@ -15,18 +15,22 @@ import pytest
 from app.config import Settings, changed_settings
 from app.observability.time_windows import BIN_S, BINS, SAMPLE, TimeWindows, WindowSample, percentiles
 from engine import Stats
+from tests.app import postgres
 from tests.app.chatting import ask, begin, log_of, new_chat
-from tests.app.conftest import Server
+from tests.app.conftest import NewDatabase, Server
 from tests.app.keyed import asking_for_keys, client_of, key_of
 from tests.app.library import error
+
+DATABASES = postgres.DATABASES_SLOW
 
 Json = dict[str, Any]
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with asking_for_keys(model, tmp_path_factory.mktemp("keyed")) as server:
+def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Server]:
+    data = tmp_path_factory.mktemp("keyed")
+    with new_database() as address, asking_for_keys(model, data, database=address) as server:
         yield server
 
 

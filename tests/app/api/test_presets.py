@@ -10,9 +10,12 @@ from sqlalchemy import select
 
 from app.db import preset_store
 from app.db.tables import chats
+from tests.app import postgres
 from tests.app.chatting import Json, change, read
 from tests.app.conftest import Server
 from tests.app.library import error
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 

@@ -19,15 +19,19 @@ from sqlalchemy import update
 from app.auth import COOKIE, FREE, MAX_S, LoginThrottle
 from app.db.account_store import Accounts
 from app.db.tables import keys
+from tests.app import postgres
 from tests.app.chatting import ask, begin, new_chat
-from tests.app.conftest import Server
+from tests.app.conftest import NewDatabase, Server
 from tests.app.keyed import asking_for_keys, beside, client_of, key_of
 from tests.app.library import error
 
+DATABASES = postgres.DATABASES_SLOW
+
 
 @pytest.fixture(scope="module")
-def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with asking_for_keys(model, tmp_path_factory.mktemp("keyed")) as server:
+def keyed(model: Path, tmp_path_factory: pytest.TempPathFactory, new_database: NewDatabase) -> Iterator[Server]:
+    data = tmp_path_factory.mktemp("keyed")
+    with new_database() as address, asking_for_keys(model, data, database=address) as server:
         yield server
 
 

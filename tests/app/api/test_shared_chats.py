@@ -14,8 +14,11 @@ from markdown_it import MarkdownIt
 from app.api.chat_export import SharedChat, SharedTurn, markdown, page
 from app.db.answer_steps import AnswerStep, StepCall, StepResult
 from app.runs.events import SourceShown
+from tests.app import postgres
 from tests.app.chatting import ask, change, file, imported, message, new_chat
 from tests.app.library import error
+
+DATABASES = postgres.DATABASES_SLOW
 
 HOSTILE = (
     "</style></p></title><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\n\n"

@@ -15,14 +15,17 @@ from app.db.artifact_store import MAX_NAME, clean_name, media_type_of
 from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.db.tables import artifacts
+from tests.app import postgres
 from tools.context import FileContent
+
+DATABASES = postgres.DATABASES
 
 PNG = b"\x89PNG\r\n\x1a\n..."
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    store = await Store.open(tmp_path)
+async def store(tmp_path: Path, address: str | None) -> AsyncIterator[Store]:
+    store = await Store.open(tmp_path, address)
     yield store
     await store.close()
 

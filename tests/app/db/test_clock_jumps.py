@@ -18,6 +18,9 @@ from app.db.sqlite import NotThere
 from app.db.store import Store
 from app.db.tables import messages, runs
 from app.sequences.leased import Lease
+from tests.app import postgres
+
+DATABASES = postgres.DATABASES
 
 DAY_S = 86_400.0
 Jump = Callable[[float], None]
@@ -63,8 +66,10 @@ async def test_a_lease_says_how_long_it_has_left(jump: Jump, by_s: float) -> Non
 
 
 @both_ways
-async def test_a_deleted_chat_may_come_back_as_long_as_was_said(jump: Jump, by_s: float, tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_a_deleted_chat_may_come_back_as_long_as_was_said(
+    jump: Jump, by_s: float, tmp_path: Path, address: str | None
+) -> None:
+    store = await Store.open(tmp_path, address)
     try:
         chat = await store.chats.create("ana")
         await store.deleted.delete("chat", "ana", chat["id"])
@@ -81,8 +86,10 @@ async def test_a_deleted_chat_may_come_back_as_long_as_was_said(jump: Jump, by_s
 
 
 @both_ways
-async def test_an_idempotency_key_is_known_for_its_day(jump: Jump, by_s: float, tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_an_idempotency_key_is_known_for_its_day(
+    jump: Jump, by_s: float, tmp_path: Path, address: str | None
+) -> None:
+    store = await Store.open(tmp_path, address)
     key = RunKey("key", "body")
     try:
         chat = (await store.chats.create("ana"))["id"]

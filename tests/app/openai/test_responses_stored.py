@@ -11,8 +11,11 @@ import pytest
 from openai.types.responses import ResponseItemList
 from sqlalchemy import Connection, text
 
+from tests.app import postgres
 from tests.app.conftest import Server, all_is_back
 from tests.app.folding import events_of
+
+DATABASES = postgres.DATABASES_SLOW
 
 Json = dict[str, Any]
 PATH = "/v1/responses"

@@ -13,6 +13,7 @@ from pydantic import ByteSize
 from app.db import file_store
 from app.document_library import sweep_files
 from app.runs import rag
+from tests.app import postgres
 from tests.app.chatting import Json, ask, imported, new_chat, read
 from tests.app.conftest import Server
 from tests.app.gate import HELD, GatedEmbedder
@@ -20,6 +21,8 @@ from tests.app.library import BEES, DAM, add, error, search
 from tests.app.runs.test_grounded_runs import answered, of_type
 from tests.app.runs.test_runs import events
 from tests.retrieval import made
+
+DATABASES = postgres.DATABASES_SLOW
 
 WHEN = "When was the dam at Hollow Creek finished?"
 

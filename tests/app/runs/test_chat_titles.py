@@ -14,9 +14,12 @@ from app.config import LOCAL_USER
 from app.db.run_store import Place, question_title
 from app.db.store import Store
 from app.runs.chat_titles import title_in
+from tests.app import postgres
 from tests.app.chatting import ask, new_chat
 from tests.app.conftest import serving
 from tests.e2e.support.scripted_model import write_scripted
+
+DATABASES = postgres.DATABASES_SLOW
 
 WAIT_S = 30.0
 
@@ -49,8 +52,8 @@ def test_what_is_no_title_is_dropped(written: str, title: str | None) -> None:
     assert title_in(written) == title
 
 
-async def test_a_title_that_a_person_gave_stays(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_a_title_that_a_person_gave_stays(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     chat = (await store.chats.create(LOCAL_USER))["id"]
     await store.runs.begin(LOCAL_USER, chat, "run_1", Place("Why tides?", at_leaf=True), {})
     assert not await store.chats.entitle("another", chat, "Why tides?", "Ebb")

@@ -9,11 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.app import postgres
 from tests.app.chatting import log_of, new_chat
 from tests.app.conftest import Server
 from tests.app.library import error
 from tools.context import FileContent
 from tools.result import Artifact
+
+DATABASES = postgres.DATABASES_SLOW
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,13 @@ from app.db.run_store import KEPT_S, Place, RunKey
 from app.db.sqlite import KeyReused
 from app.db.store import Store
 from app.db.tables import run_keys
+from tests.app import postgres
 from tests.app.chatting import log_of, new_chat, read
 from tests.app.conftest import Server
 from tests.app.library import error
 from tests.app.runs.test_runs import BusyEngine
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 @pytest.fixture
@@ -85,13 +88,13 @@ def test_two_keys_are_refused(ana: httpx.Client, chat: str) -> None:
     assert read(ana, chat)["messages"] == []
 
 
-async def test_keys_outlast_a_restart_and_end_after_a_day(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_keys_outlast_a_restart_and_end_after_a_day(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     chat = (await store.chats.create(LOCAL_USER))["id"]
     key = RunKey("k", "digest")
     begun = await store.runs.begin(LOCAL_USER, chat, "run_1", Place("question", at_leaf=True), {}, key)
     await store.close()
-    store = await Store.open(tmp_path)
+    store = await Store.open(tmp_path, address)
     assert await store.run_keys.run_of(LOCAL_USER, key) == ("run_1", begun.message_id, begun.branch[-1]["id"])
     assert await store.run_keys.run_of("another", key) is None
     with pytest.raises(KeyReused):

@@ -23,6 +23,9 @@ from app.db.store import LoggedEvent, Store
 from app.runs.event_log import Deltas, RunLog
 from app.runs.events import AnswerDelta, RouteAnswering, RunCancelled, RunQueued, RunStarted
 from app.runs.live_runs import RESTARTED, recover_runs
+from tests.app import postgres
+
+DATABASES = postgres.DATABASES
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
 
@@ -134,8 +137,8 @@ async def test_readers_get_what_is_on_disk_and_a_slow_disk_gets_larger_pieces() 
     assert [event.seq async for event in follow] == [2, 3, 4, 5] and log.status == "cancelled"
 
 
-async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     chat = await store.chats.create(LOCAL_USER)
     await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
     log = RunLog("run_1", store.runs)
@@ -147,7 +150,7 @@ async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> 
     log.flush()
     await store.close()  # and no word of how the run ended
 
-    store = await Store.open(tmp_path)
+    store = await Store.open(tmp_path, address)
     restarted = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
     assert await store.runs.fail_unfinished(restarted, lambda events: recover_runs(events, "restarted")) == 1
     events = await store.runs.events("run_1")
@@ -160,30 +163,35 @@ async def test_a_crash_leaves_runs_that_the_next_start_fails(tmp_path: Path) -> 
     await store.close()
 
 
-async def test_one_process_holds_a_data_directory(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_one_process_holds_a_data_directory(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     with pytest.raises(BadSetting, match="another Ponder"):
-        await Store.open(tmp_path)
+        await Store.open(tmp_path, address)
     await store.close()
-    await (await Store.open(tmp_path)).close()
+    await (await Store.open(tmp_path, address)).close()
 
 
-async def test_a_database_of_a_newer_ponder_is_left_alone(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
-    later = f"PRAGMA user_version = {newest_revision('chats') + 1}"
-    await store.database.read(lambda db: db.exec_driver_sql(later))
+async def test_a_database_of_a_newer_ponder_is_left_alone(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
+    later = newest_revision("chats") + 1
+    if address is None:
+        change = f"PRAGMA user_version = {later}"
+    else:
+        change = f"UPDATE alembic_version_chats SET version_num = '{later:04}'"
+    await store.database.read(lambda db: db.exec_driver_sql(change))
     await store.close()
     with pytest.raises(BadSetting, match="newer Ponder"):
-        await Store.open(tmp_path)
+        await Store.open(tmp_path, address)
 
 
-async def test_deleting_a_chat_deletes_all_of_it(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path)
+async def test_deleting_a_chat_deletes_all_of_it(tmp_path: Path, address: str | None) -> None:
+    store = await Store.open(tmp_path, address)
     chat = await store.chats.create(LOCAL_USER)
     await store.runs.begin(LOCAL_USER, chat["id"], "run_1", Place("question", at_leaf=True), {})
     await store.deleted.delete("chat", LOCAL_USER, chat["id"])
     await store.deleted.purge(0)
     store.runs.write_events("run_1", [LoggedEvent(1, "run.queued", "{}")])  # a straggler
-    for table in ("chats", "messages", "runs", "events", "texts", "text_index"):
+    index = ("text_index",) if address is None else ()
+    for table in ("chats", "messages", "runs", "events", "texts", *index):
         assert await store.database.rows(sqlalchemy.text(f"SELECT count(*) AS n FROM {table}")) == [{"n": 0}]
     await store.close()
