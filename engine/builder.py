@@ -64,8 +64,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.medusa import Medusa, MedusaHeads, is_medusa
 from engine.speculation.mtp import MTP, MTPLayer, blocks_per_draft
 from engine.speculation.proposer import Proposer, plugins
-from engine.speculation.speculator import Speculator
-from engine.speculation.suffix import SuffixProposer
+from engine.speculation.speculator import build_speculator
 from engine.structured_output.bitmask import Constraints, Masks
 from engine.structured_output.compiler import Compiler, default_compiler
 
@@ -186,7 +185,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     speculation = speculation_of(config, device)
     # in these models all of a token's past is found by its place in the cache, and of all layers alike
     trees = isinstance(runner, TreeRunner) and groups is None and not spec.recurrent_layers
-    speculator = _speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
+    speculator = build_speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
     core = EngineCore(
         config,
         runner,
@@ -243,38 +242,6 @@ def _mtp_layer(config: EngineConfig, decoder: Decoder, path: Path, device: torch
         return None
     decoder.spec = replace(decoder.spec, mtp_layers=spec.mtp_layers)
     return layer
-
-
-_HINTS = {  # of proposers that not every engine has
-    "draft": "; draft and medusa come with draft_model",
-    "medusa": "; draft and medusa come with draft_model",
-    "mtp": "; mtp comes with a checkpoint that has one layer of multi-token prediction (mtp.*)",
-}
-
-
-def _speculator(
-    speculation: str,
-    config: EngineConfig,
-    vocab_size: int,
-    more: Sequence[Proposer],
-    models: Sequence[Proposer],
-    *,
-    trees: bool,
-) -> Speculator:
-    """Returns the proposers of a core, in the order in which they are asked: `more`, those that need no model, which a
-    span may always ask for, and `models` between them. `trees`: steps verify token trees.
-
-    Raises:
-        InvalidParameter: no proposer has the configured name.
-    """
-    proposers = [*more, SuffixProposer(), *models, SuffixProposer("ngram", 2, pooled=False)]
-    names = [each.name for each in proposers]
-    if speculation not in ("off", "auto", *names):
-        accepted, hint = ", ".join(("off", "auto", *names)), _HINTS.get(speculation, "")
-        message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
-        raise InvalidParameter("speculation", message)
-    order = {"off": [], "auto": names}.get(speculation, [speculation])
-    return Speculator(proposers, order, config.speculation_tokens, vocab_size, trees=trees)
 
 
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:
