@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,7 @@ class EngineParts:
     core: EngineCore
     compiler: Compiler
     loaded: Loaded
+    end: Callable[[], None] = lambda: None  # ends the model's other processes, once the core has stopped
 
 
 def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EngineParts:
@@ -97,19 +98,28 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     dtype = find_dtype(config, device, spec)
     check_fit(config, path, spec, device, dtype)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
-    threads = config.threads or (1 if small else _TORCH_THREADS)
+    threads = config.threads or (1 if small else max(1, _TORCH_THREADS // config.ranks))
     use_threads(threads, device)
     kernels = config.kernels
     if kernels == "auto" and config.kv_dtype in ("int8", "fp8") and device.type == "cpu":
         kernels = "torch"  # our own attention reads K/V of 16 and of 4 bits
-    decoder = load_decoder(
-        path,
-        dtype=dtype,
-        device=device,
-        max_model_len=config.max_model_len,
-        kernels=kernels,
-        quantization=config.quantization,
-        deterministic=config.deterministic,
+    ranks = None
+    if config.ranks > 1:
+        from engine.parallel.rank_processes import RankProcesses  # with msgspec, which one rank does without
+
+        ranks = RankProcesses(config, path, spec, dtype, threads)
+    decoder = (
+        ranks.decoder
+        if ranks is not None
+        else load_decoder(
+            path,
+            dtype=dtype,
+            device=device,
+            max_model_len=config.max_model_len,
+            kernels=kernels,
+            quantization=config.quantization,
+            deterministic=config.deterministic,
+        )
     )
     cache = AdapterCache(decoder, config.max_adapters, config.max_host_adapters, config.model, config.ageing_s)
     adapters = CoreAdapters(cache, config.pinned_adapters)
@@ -138,7 +148,9 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     width = 1 if groups is None else groups.width
     blocks = _kv_blocks(config, decoder, device, max_model_len, groups, cache.largest_bytes)
     kv: KVCache | QuantizedCache
-    if config.kv_dtype == "auto":
+    if ranks is not None:
+        kv = ranks.decoder.allocate(blocks + 1, config.block_size, groups)
+    elif config.kv_dtype == "auto":
         kv_bytes = blocks * block_bytes(spec, config.block_size, dtype, groups=groups)
         slots = state_slots(config, spec, dtype, kv_bytes)
         # one more of each: the null block, and the state of no tokens
@@ -220,6 +232,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             speculation=speculation,
             adapters=adapters.digests,
         ),
+        end=(lambda: None) if ranks is None else ranks.close,
     )
 
 
@@ -251,7 +264,7 @@ def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, 
         CheckpointError, UnsupportedArchitecture: of the draft model.
         InvalidParameter: the draft model does not fit.
     """
-    reads_states = isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
+    reads_states = config.ranks == 1 and isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
     if config.draft_model is None:
         heads = _own_heads(path) if reads_states and config.speculation != "off" else None
         if heads is None:
@@ -414,7 +427,8 @@ def _kv_blocks(
     width = 1 if groups is None else groups.width
     if config.kv_blocks is not None:
         return config.kv_blocks * width
-    per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
+    # of all ranks, which share the memory; the first has as many layers and heads as any
+    per_block = config.ranks * block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
         if blocks < width:

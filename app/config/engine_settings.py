@@ -185,6 +185,20 @@ class EngineSettings(BaseModel):
         more="as far as it is known: see [the next turn](performance.md#the-next-turn). Needs `prefix_cache`",
         accepts="true or false",
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "processes that divide each layer of the model",
+        more="on CPUs, see [several ranks](#several-ranks)",
+        accepts="a number of processes, 1 or more, that divides the model's heads",
+        ge=1,
+    )
+    pipeline_parallel_size: int = setting(
+        1,
+        "stages of the model's layers, each of as many processes",
+        more="on CPUs, see [several ranks](#several-ranks)",
+        accepts="a number of stages, 1 or more, up to the model's layers",
+        ge=1,
+    )
     threads: int | None = setting(
         None,
         "CPU threads of the model",
@@ -294,6 +308,8 @@ class EngineSettings(BaseModel):
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             encoder_cache_bytes=int(self.encoder_cache_bytes),
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
             threads=self.threads,
             loop=self.loop,
             runs_in=self.engine,

@@ -134,6 +134,7 @@ def _run(parts: EngineParts, socket: zmq.Socket[bytes]) -> None:
     calm_collector()
     drive(core, mail)
     parts.compiler.close()
+    parts.end()
 
 
 if __name__ == "__main__":
