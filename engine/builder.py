@@ -337,7 +337,7 @@ def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
             processor = f"{cpu.processor()}, {processor}{bf16}"
     return Numerics(
         dtype=str(decoder.dtype).removeprefix("torch."),
-        kernels=ours,
+        kernels=ours if config.ranks == 1 else f"{ours} on {config.ranks} ranks",
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
         device=decoder.device.type,

@@ -74,6 +74,7 @@ class EngineConfig:
     pinned_adapters: tuple[str, ...] = ()  # names of those that stay resident
     tensor_parallel_size: int = 1  # ranks that divide each layer's heads and columns: processes, on CPUs
     pipeline_parallel_size: int = 1  # stages, each of some layers, of as many ranks
+    enable_expert_parallel: bool = False  # ranks divide the experts of a layer, not each expert's columns
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -152,6 +153,9 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         """Refuses what several ranks do not support. Raises InvalidParameter."""
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            message = "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2 or more beside it."
+            raise InvalidParameter("enable_expert_parallel", message)
         if self.ranks == 1:
             return
         plain: dict[str, tuple[object, ...]] = {

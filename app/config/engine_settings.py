@@ -199,6 +199,12 @@ class EngineSettings(BaseModel):
         accepts="a number of stages, 1 or more, up to the model's layers",
         ge=1,
     )
+    enable_expert_parallel: bool = setting(
+        False,
+        "the processes of `tensor_parallel_size` divide a mixture's experts, not each expert's columns",
+        more="see [several ranks](#several-ranks)",
+        accepts="true or false",
+    )
     threads: int | None = setting(
         None,
         "CPU threads of the model",
@@ -310,6 +316,7 @@ class EngineSettings(BaseModel):
             encoder_cache_bytes=int(self.encoder_cache_bytes),
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
             threads=self.threads,
             loop=self.loop,
             runs_in=self.engine,

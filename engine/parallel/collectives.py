@@ -79,6 +79,14 @@ class RankGroup:
         _finish(self._gloo.gather([found] if found else [], [x.contiguous()], options))
         return found
 
+    def exchange(self, x: Tensor, to: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Sends the first `to[0]` rows of `x` to rank 0, the next `to[1]` to rank 1 and so on (all-to-all). Returns the
+        rows that each rank sends here, of which there are `received`, one below the other."""
+        self._count("all_to_all", x.element_size() * x.shape[1:].numel() * (sum(to) - to[self.rank]))
+        out = x.new_empty(sum(received), *x.shape[1:])
+        _finish(self._gloo.alltoall_base(out, x.contiguous(), list(received), list(to)))
+        return out
+
     def send(self, x: Tensor, to: int) -> Work:
         """Sends `x`, which must not change until the result has been given to `finish`."""
         self._count("send", x.nbytes)

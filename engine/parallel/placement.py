@@ -13,7 +13,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.model.model_spec import ModelSpec, WeightNames
+from engine.model.model_spec import Experts, ModelSpec, WeightNames
 
 MAX_RANKS = 64  # that a refusal looks for one which fits
 
@@ -25,6 +25,7 @@ class Placement:
     rank: int
     shards: int = 1
     stages: int = 1
+    expert_parallel: bool = False  # shards have whole experts, not a part of each
 
     @property
     def shard(self) -> int:
@@ -82,6 +83,19 @@ def shard_of(spec: ModelSpec, place: Placement) -> ModelSpec:
         layers=len(layers),
         windows=spec.windows[some],
         ropes=spec.ropes[some],
+        experts=None if spec.experts is None else _experts_of(spec.experts, place, layers),
+    )
+
+
+def _experts_of(experts: Experts, place: Placement, layers: range) -> Experts:
+    mixed = tuple(index - layers.start for index in experts.layers if index in layers)
+    if place.expert_parallel:
+        return replace(experts, layers=mixed, count=experts.count // place.shards)
+    return replace(
+        experts,
+        layers=mixed,
+        intermediate_size=experts.intermediate_size // place.shards,
+        shared_size=experts.shared_size // place.shards,
     )
 
 
@@ -129,12 +143,24 @@ def slices_of(spec: ModelSpec, names: WeightNames, place: Placement) -> Mapping[
         columns = place.share(wide)
         joined(prefix, names.gate_up, (wide, wide), (columns, columns))
         found[f"{prefix}{names.down}.weight"] = Slices(1, wide, (columns,))
+        if spec.experts is None or index not in spec.experts.layers or place.expert_parallel:
+            continue
+        stems = {f"{prefix}{names.shared_expert}": spec.experts.shared_size}
+        for expert in range(spec.experts.count):
+            stems[f"{prefix}{names.expert.format(index=expert)}"] = spec.experts.intermediate_size
+        for stem, wide in stems.items():
+            columns = place.share(wide)
+            joined(stem, names.expert_gate_up, (wide, wide), (columns, columns))
+            found[f"{stem}{names.expert_down}.weight"] = Slices(1, wide, (columns,))
     return found
 
 
 def row_parallel_biases(spec: ModelSpec, names: WeightNames, place: Placement) -> frozenset[str]:
     """Returns the biases that are added once, after the sum over the shards: by the first shard."""
-    stems = (names.o, names.down)
+    stems = [names.o, names.down]
+    if spec.experts is not None and not place.expert_parallel:
+        experts = [names.expert.format(index=expert) for expert in range(spec.experts.count)]
+        stems += [f"{each}{names.expert_down}" for each in (*experts, names.shared_expert)]
     return frozenset(f"{names.root}layers.{at}.{stem}.bias" for at in place.layers(spec.layers) for stem in stems)
 
 
@@ -142,7 +168,7 @@ def _times(some: range, width: int) -> range:
     return range(some.start * width, some.stop * width)
 
 
-def check_parallel(config: EngineConfig, spec: ModelSpec, model: str) -> None:
+def check_parallel(config: EngineConfig, spec: ModelSpec, names: WeightNames, model: str) -> None:
     """Refuses a model or a setting that several ranks do not run.
 
     Raises:
@@ -153,12 +179,18 @@ def check_parallel(config: EngineConfig, spec: ModelSpec, model: str) -> None:
         message = f"device is auto, here a GPU, and the model is divided among {config.ranks} ranks; accepted: cpu."
         raise InvalidParameter("device", message)
     name = "tensor_parallel_size" if shards > 1 else "pipeline_parallel_size"
-    if why := _unsupported(spec):
+    if why := _unsupported(spec, names):
         message = f"{name} is {max(shards, stages)}, but {model} has {why}; accepted: 1 for this model."
         raise InvalidParameter(name, message)
-    if not _divides(spec, shards):
-        fitting = ", ".join(str(each) for each in range(1, MAX_RANKS + 1) if _divides(spec, each))
+    whole = config.enable_expert_parallel
+    if whole and spec.experts is None:
+        message = f"enable_expert_parallel is set, but {model} has no experts; accepted: false for this model."
+        raise InvalidParameter("enable_expert_parallel", message)
+    if not _divides(spec, shards, whole):
+        fitting = ", ".join(str(each) for each in range(1, MAX_RANKS + 1) if _divides(spec, each, whole))
         sizes = f"{spec.heads} heads, {spec.kv_heads} K/V heads and an MLP of {spec.intermediate_size}"
+        if (experts := spec.experts) is not None:
+            sizes += f", {experts.count} experts" if whole else f", experts of {experts.intermediate_size}"
         message = f"tensor_parallel_size is {shards}, but {model} has {sizes}; accepted: {fitting}."
         raise InvalidParameter("tensor_parallel_size", message)
     if stages > spec.layers:
@@ -166,16 +198,19 @@ def check_parallel(config: EngineConfig, spec: ModelSpec, model: str) -> None:
         raise InvalidParameter("pipeline_parallel_size", message)
 
 
-def _divides(spec: ModelSpec, shards: int) -> bool:
-    widths = (spec.heads, *(spec.mlp_widths or (spec.intermediate_size,)))
+def _divides(spec: ModelSpec, shards: int, whole_experts: bool) -> bool:
+    widths = [spec.heads, *(spec.mlp_widths or (spec.intermediate_size,))]
+    if (experts := spec.experts) is not None:
+        widths += [experts.count] if whole_experts else [experts.intermediate_size, experts.shared_size]
     whole = spec.kv_heads % shards == 0 or shards % spec.kv_heads == 0
     return whole and not any(width % shards for width in widths)
 
 
-def _unsupported(spec: ModelSpec) -> str:
+def _unsupported(spec: ModelSpec, names: WeightNames) -> str:
     """Returns the part of a model that is not divided among ranks; nothing where all are."""
     parts = {
-        "experts": spec.experts is not None,
+        "experts that lie in one tensor": bool(names.stacked_experts) or names.joined_experts is not None,
+        "attention sinks": spec.sinks,
         "latent attention": spec.latent is not None,
         "recurrent layers": spec.recurrence is not None,
         "short convolutions": bool(spec.conv_layers),

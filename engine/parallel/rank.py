@@ -46,7 +46,8 @@ def load_rank(start: RankStart) -> ShardedDecoder:
         UnsupportedArchitecture, CheckpointError: of the model.
     """
     config = start.config
-    place = Placement(start.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+    sizes = config.tensor_parallel_size, config.pipeline_parallel_size
+    place = Placement(start.rank, *sizes, config.enable_expert_parallel)
     store = file_store(Path(start.directory) / STORE)
     store.set(f"rank {start.rank}", "")
     ranks = RankGroup(store, "all", start.rank, config.ranks)

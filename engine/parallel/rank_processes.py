@@ -19,7 +19,9 @@ import torch
 from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.errors import RankDied
+from engine.families import family_of
 from engine.model.model_spec import ModelSpec
+from engine.model.quantization.checkpoint import read_config
 from engine.parallel.collectives import file_store
 from engine.parallel.placement import check_parallel
 from engine.parallel.rank import STORE, RankStart, load_rank
@@ -43,7 +45,8 @@ class RankProcesses:
             RankDied: a process ended, or has not connected.
             UnsupportedArchitecture, CheckpointError: of the model.
         """
-        check_parallel(config, spec, path.name)
+        json = read_config(path)
+        check_parallel(config, spec, family_of(json).names(json), path.name)
         directory = tempfile.mkdtemp(prefix="ponder-ranks-")  # entered by this user alone
         kind = str(dtype).removeprefix("torch.")
         starts = [RankStart(config, str(path), kind, rank, threads, directory) for rank in range(1, config.ranks)]

@@ -25,10 +25,12 @@ from engine.model.decoder import Decoder, Keep
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Linear, Packing, pack
 from engine.model.loader import SafetensorsWeights
+from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import ModelSpec, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
 from engine.parallel.collectives import RankGroup
 from engine.parallel.commands import Allocate, Command, Copies, receive_command, send_command
+from engine.parallel.expert_parallel import ExpertParallel, ScatteredRowParallel
 from engine.parallel.micro_batches import micro_batches
 from engine.parallel.placement import Placement, shard_of
 from engine.parallel.sharded_weights import ShardedWeights
@@ -103,6 +105,9 @@ class ShardedDecoder(Decoder):
             deterministic=deterministic,
             packing=Packing(pack, pack, None if place.last else _no_logits),
         )
+        self._experts = None
+        if spec.experts is not None and place.expert_parallel:
+            self._experts = ExpertParallel(spec.experts, shards)
         self.weights_read = weights.parameters()  # elements
         self.placement, self.ranks, self.shards = place, ranks, shards
         self._first_token = place.tokens(spec.vocab_size).start
@@ -113,7 +118,10 @@ class ShardedDecoder(Decoder):
         self.on_death: Callable[[RankDied], RankDied] = lambda error: error  # of another rank: says more of it
 
     def _sharded(self, spec: ModelSpec, layer: Layer) -> Layer:
-        o, down = RowParallel(layer.o, self.shards), RowParallel(layer.down, self.shards)
+        o: Linear = RowParallel(layer.o, self.shards)
+        down = RowParallel(layer.down, self.shards)
+        if layer.mixture is not None and self._experts is not None:
+            o = ScatteredRowParallel(layer.o, self._experts)
         if layer.q_norm is None or layer.k_norm is None:
             return replace(layer, o=o, down=down)
         repeated = max(1, self.placement.shards // spec.kv_heads)
@@ -201,6 +209,18 @@ class ShardedDecoder(Decoder):
         elsewhere = (here < 0) | (here >= len(self._embedding))
         x = super().embed(here.masked_fill_(elsewhere, 0), features)
         return self.shards.all_reduce(x.masked_fill_(elsewhere[:, None], 0.0))
+
+    def _mlp(self, layer: Layer, x: Tensor, normed: Tensor) -> None:
+        super()._mlp(layer, x, normed)
+        if layer.mixture is not None and self._experts is not None:
+            self._experts.gather(x)
+
+    def _mixture(self, mixture: RoutedExperts, x: Tensor, seen: Tensor) -> Tensor:
+        if self._experts is None:
+            return self.shards.all_reduce(super()._mixture(mixture, x, seen))
+        own, out = self._experts.own(len(x)), torch.zeros_like(x)
+        out[own] = self._experts.run(mixture, x[own], self._gated, by_row=self._deterministic)
+        return out
 
     def logits(self, states: Tensor, out: Tensor | None = None) -> Tensor:
         parts = self.shards.gather(super().logits(states))

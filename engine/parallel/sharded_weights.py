@@ -30,6 +30,14 @@ class ShardedWeights(Weights):
         self._absent = set() if looked_up else {f"{names.root}{names.embedding}.weight"}
         if not place.last:
             self._absent.add(names.lm_head)
+        self._expert, self._experts = names.expert.partition("{index}")[0], range(0)
+        self._routers: dict[str, tuple[int, int]] = {}  # of which a rank has all: the dimension of experts, and these
+        if spec.experts is not None and place.expert_parallel:
+            self._experts = place.share(spec.experts.count)
+            by = (f"{names.router}.weight", 0), (f"{names.router}.bias", 0)
+            for index in self._layers:
+                for stem, dim in (*by, (names.selection_bias, int(names.selection_bias_rows))):
+                    self._routers[f"{self._stem}{index}.{stem}"] = dim, spec.experts.count
 
     def names(self) -> Iterable[str]:
         """Returns the names, in the checkpoint, of all tensors but those of other stages."""
@@ -45,6 +53,9 @@ class ShardedWeights(Weights):
         if name in self._absent or name in self._zeros:
             return torch.zeros(()).expand(shape)
         part = self._slices.get(name)
+        if name in self._routers:
+            dim, count = self._routers[name]
+            shape = (*shape[:dim], count, *shape[dim + 1 :])
         if part is None:
             return self._source.take(name, shape)
         whole = (*shape[: part.dim], part.length, *shape[part.dim + 1 :])
@@ -57,11 +68,18 @@ class ShardedWeights(Weights):
         if not name.startswith(self._stem):
             return name
         index, _, rest = name.removeprefix(self._stem).partition(".")
+        if self._experts and rest.startswith(self._expert):
+            expert, _, rest = rest.removeprefix(self._expert).partition(".")
+            rest = f"{self._expert}{int(expert) + self._experts.start}.{rest}"
         return f"{self._stem}{int(index) + self._layers.start}.{rest}"
 
     def _is_here(self, name: str) -> bool:
-        index = name.removeprefix(self._stem).partition(".")[0]
-        return not name.startswith(self._stem) or not index.isdigit() or int(index) in self._layers
+        if not name.startswith(self._stem):
+            return True
+        index, _, rest = name.removeprefix(self._stem).partition(".")
+        expert = rest.removeprefix(self._expert).partition(".")[0] if rest.startswith(self._expert) else ""
+        elsewhere = self._experts and expert.isdigit() and int(expert) not in self._experts
+        return not index.isdigit() or (int(index) in self._layers and not elsewhere)
 
     def _elements(self, name: str) -> int:
         shape, part = self._source.describe(name)[0], self._slices.get(name)

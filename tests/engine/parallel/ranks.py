@@ -19,12 +19,14 @@ BLOCK_SIZE = 16
 
 
 @contextmanager
-def ranks_of(path: Path, *, shards: int = 1, stages: int = 1) -> Iterator[list[ShardedDecoder]]:
+def ranks_of(
+    path: Path, *, shards: int = 1, stages: int = 1, expert_parallel: bool = False
+) -> Iterator[list[ShardedDecoder]]:
     """All ranks of a model, of which those after the first follow it until the end."""
     store, size = thread_store(), shards * stages
 
     def load(rank: int) -> ShardedDecoder:
-        place = Placement(rank, shards, stages)
+        place = Placement(rank, shards, stages, expert_parallel)
         world = RankGroup(store, "ranks", rank, size)
         own = RankGroup(store, f"stage {place.stage}", place.shard, shards)
         return load_sharded(path, place, world, own, dtype=torch.float32)

@@ -72,6 +72,9 @@ async def answers(engine: Engine) -> list[tuple[int, ...]]:
         pytest.param(
             {"tensor_parallel_size": 2}, "gemma3", {"loop": "overlapped", "kv_blocks": 12}, marks=pytest.mark.slow
         ),
+        pytest.param(
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True}, "qwen3_moe", {}, marks=pytest.mark.slow
+        ),
         pytest.param({"pipeline_parallel_size": 2}, "gemma3", {}, marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 3}, "qwen3", {"speculation": "suffix"}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow),
@@ -90,6 +93,7 @@ async def test_ranks_write_the_tokens_of_one_device(
     async with await Engine.start(replace(alone, **sizes, **more)) as engine:
         ranks = ranks_below(os.getpid())
         assert len(ranks) - len(before) == engine.config.ranks - 1
+        assert engine.numerics.kernels == f"torch on {engine.config.ranks} ranks"
         assert await answers(engine) == expected
         stats = await engine.stats()
     assert stats.preemptions and stats.prefix_hit_tokens and not stats.blocks_used
@@ -151,6 +155,7 @@ async def test_a_killed_engine_leaves_no_rank_behind(config: EngineConfig) -> No
         ({"tensor_parallel_size": 2, "draft_model": "x"}, "draft_model is x, .*; accepted: none"),
         ({"tensor_parallel_size": 2, "speculation": "mtp"}, "speculation is mtp, .*; accepted: auto, off, suffix"),
         ({"tensor_parallel_size": 2, "kernels": "triton"}, "kernels is triton, .*; accepted: auto, torch"),
+        ({"enable_expert_parallel": True}, "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "device is cuda, .*; accepted: auto, cpu"),
     ],
     ids=str,
@@ -166,7 +171,10 @@ def test_a_setting_that_ranks_do_not_support_is_refused(changed: Mapping[str, An
     [
         ("qwen3", {"tensor_parallel_size": 4}, "but .* 6 heads, 2 K/V heads and an MLP of 112; accepted: 1, 2\\."),
         ("qwen3", {"pipeline_parallel_size": 4}, "pipeline_parallel_size is 4; accepted: 1 to 3, the layers"),
-        ("deepseek_v2", {"tensor_parallel_size": 2}, "tensor_parallel_size is 2, but .* has experts"),
+        ("qwen3_moe", {"tensor_parallel_size": 4}, "K/V heads and an MLP of 112, experts of 32; accepted: 1, 2\\."),
+        ("qwen3", {"tensor_parallel_size": 2, "enable_expert_parallel": True}, "enable_expert_parallel .* no experts"),
+        ("gpt_oss", {"tensor_parallel_size": 2}, "is 2, but .* has experts that lie in one tensor"),
+        ("deepseek_v2", {"tensor_parallel_size": 2}, "tensor_parallel_size is 2, but .* has latent attention"),
         ("lfm2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but .* has short convolutions"),
     ],
 )  # fmt: skip

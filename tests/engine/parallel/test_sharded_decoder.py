@@ -30,18 +30,19 @@ def prompts() -> list[list[int]]:
     return [[drawn.randrange(3, 380) for _ in range(length)] for length in (1, 2, 33, 40, 70)]
 
 
-def logits_of(path: Path, shards: int, stages: int, chunk: int = 30) -> list[Tensor]:
-    with ranks_of(path, shards=shards, stages=stages) as decoders:
+def logits_of(path: Path, shards: int, stages: int, *, expert_parallel: bool) -> list[Tensor]:
+    with ranks_of(path, shards=shards, stages=stages, expert_parallel=expert_parallel) as decoders:
         stepper = Stepper(decoders[0], prompts(), seed=3)
         blocks = stepper._kv.layers()[0].shape[1]
         stepper._kv = decoders[0].allocate(blocks, BLOCK_SIZE, None)
-        return stepper.run(chunk)
+        return stepper.run(30)
 
 
-def furthest(path: Path, shards: int, stages: int) -> float:
+def furthest(path: Path, shards: int, stages: int, *, expert_parallel: bool = False) -> float:
     """The largest difference from one device's logits, relative to the largest logit."""
     whole = Stepper(load_decoder(path, dtype=torch.float32, kernels="torch"), prompts(), seed=3).run(30)
-    return max(apart(found, expected) for found, expected in zip(logits_of(path, shards, stages), whole, strict=True))
+    ranks = logits_of(path, shards, stages, expert_parallel=expert_parallel)
+    return max(apart(found, expected) for found, expected in zip(ranks, whole, strict=True))
 
 
 def written(name: str, path: Path, **changed: Any) -> Path:
@@ -64,6 +65,41 @@ def test_shards_share_a_kv_head_and_pad_the_vocabulary(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", ["llama_tied", "gemma2", "cohere2"])
 def test_stages_compute_what_one_device_does(name: str, shards: int, stages: int, tmp_path: Path) -> None:
     assert furthest(written(name, tmp_path), shards, stages) < 1e-5
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("whole_experts", [False, True], ids=["parts", "whole"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3_moe", "glm4_moe", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mixtral", "olmoe")),
+     *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen2_moe", "ernie4_5_moe"))],
+)  # fmt: skip
+def test_experts_compute_what_one_device_does(name: str, whole_experts: bool, stages: int, tmp_path: Path) -> None:
+    assert furthest(written(name, tmp_path), 2, stages, expert_parallel=whole_experts) < 1e-5
+
+
+def test_four_ranks_have_an_expert_each(tmp_path: Path) -> None:
+    path = written("mixtral", tmp_path, num_attention_heads=8, num_key_value_heads=4, head_dim=8)
+    assert furthest(path, 4, 1, expert_parallel=True) < 1e-5
+    with ranks_of(path, shards=4, expert_parallel=True) as decoders:
+        assert all(len(layer.mixture.experts) == 1 for each in decoders for layer in each._layers if layer.mixture)
+
+
+@pytest.mark.parametrize("tokens", [1, 41])
+def test_a_token_goes_to_a_rank_and_back_once(tokens: int, tmp_path: Path) -> None:
+    path = written("mixtral", tmp_path, num_experts_per_tok=4)  # all of them, so every token goes to the other rank
+    with ranks_of(path, shards=2, expert_parallel=True) as decoders:
+        stepper = Stepper(decoders[0], [[5] * tokens], seed=3)
+        stepper._kv = decoders[0].allocate(8, BLOCK_SIZE, None)
+        stepper.step([tokens])
+        carried = [each.shards.nbytes for each in decoders]
+    layers, hidden = tiny.SIZES["num_hidden_layers"], tiny.SIZES["hidden_size"] * 4
+    counts, routing = 8, 2 * 4 * 4  # of a layer; of a token: numbers and weights of four experts
+    # attention's sum is scattered and states are gathered, then there and back
+    assert sum(each["all_to_all"] for each in carried) == layers * (
+        tokens * (hidden + hidden) + 2 * counts + tokens * (2 * hidden + routing)
+    )
+    assert carried[0]["all_reduce"] == tokens * hidden  # of the embedding
 
 
 def test_ranks_read_no_more_than_their_part(tmp_path: Path) -> None:
