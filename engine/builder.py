@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -92,7 +93,16 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     Raises:
         CheckpointError, UnsupportedArchitecture: see there.
         InvalidParameter: the device is not there, or the pool cannot hold a sequence.
+        RankDied: another rank of the model did not start.
     """
+    with ExitStack() as failed:
+        parts = _built(config, proposers, failed)
+        failed.pop_all()
+    return parts
+
+
+def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStack) -> EngineParts:
+    """Does so; `failed` closes what a failure must not leave behind."""
     device, path = find_device(config.device), resolve(config.model)
     spec = spec_of(path)
     dtype = find_dtype(config, device, spec)
@@ -108,6 +118,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
         from engine.parallel.rank_processes import RankProcesses  # with msgspec, which one rank does without
 
         ranks = RankProcesses(config, path, spec, dtype, threads)
+        failed.callback(ranks.close)
     decoder = (
         ranks.decoder
         if ranks is not None

@@ -113,7 +113,7 @@ class ShardedDecoder(Decoder):
         self._first_token = place.tokens(spec.vocab_size).start
         self._layers = [self._sharded(spec, layer) for layer in self._layers]
         if place.stage:
-            self._embedding = self._embedding[:0]
+            self._embedding = self._embedding.new_empty(0, spec.hidden_size)  # looked up by the first stage
         self.spec = replace(self.spec, vocab_size=spec.vocab_size)
         self.on_death: Callable[[RankDied], RankDied] = lambda error: error  # of another rank: says more of it
 

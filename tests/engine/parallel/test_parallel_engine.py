@@ -144,6 +144,13 @@ async def test_a_killed_engine_leaves_no_rank_behind(config: EngineConfig) -> No
         assert len(gone) == 1 and not alive
 
 
+async def test_a_start_that_fails_leaves_no_rank_behind(config: EngineConfig) -> None:
+    before = ranks_below(os.getpid())
+    with pytest.raises(InvalidParameter, match="kv_bytes is 100; accepted: at least"):
+        await Engine.start(replace(config, kv_blocks=None, kv_bytes=100, tensor_parallel_size=2))
+    assert ranks_below(os.getpid()) == before
+
+
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
