@@ -6,9 +6,12 @@ They end when rank 0's process does, however that ends: their stdin closes.
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -31,6 +34,8 @@ START_S = 120.0  # for a process to import torch, on a busy machine
 _END_S = 5.0  # from the stop command to the kill
 _LOOK_S = 0.02
 
+log = logging.getLogger(__name__)
+
 
 class RankProcesses:
     """The ranks of one model; `decoder` is rank 0's part of it, in this process."""
@@ -50,6 +55,7 @@ class RankProcesses:
         directory = tempfile.mkdtemp(prefix="ponder-ranks-")  # entered by this user alone
         kind = str(dtype).removeprefix("torch.")
         starts = [RankStart(config, str(path), kind, rank, threads, directory) for rank in range(1, config.ranks)]
+        self._closing = threading.Event()
         self._processes = [start_child("engine.parallel.rank", each) for each in starts]
         self._end = weakref.finalize(self, _kill, self._processes, directory)
         try:
@@ -61,6 +67,9 @@ class RankProcesses:
         except BaseException:
             self._end()
             raise
+        if config.runs_in == "process":
+            for process in self._processes:
+                threading.Thread(target=_end_with, args=(process, self._closing), daemon=True).start()
 
     @property
     def pids(self) -> list[int]:
@@ -71,6 +80,7 @@ class RankProcesses:
         """Stops the processes, and kills those that do not end. Idempotent; no step may follow."""
         if not self._end.alive:
             return
+        self._closing.set()
         with contextlib.suppress(RankDied):
             self.decoder.stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,6 +112,14 @@ class RankProcesses:
         at, code = ended[0]
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return RankDied(f"Rank {at} of the model's ranks 0 to {count - 1} ended {how}.")
+
+
+def _end_with(process: subprocess.Popen[bytes], closing: threading.Event) -> None:
+    """Ends this process when that of a rank does, though no step shows it, so that its supervisor starts all again."""
+    process.wait()
+    if not closing.is_set():
+        log.error("a rank of the model ended with exit code %d, and so does the engine's process", process.returncode)
+        os._exit(1)
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]], directory: str) -> None:

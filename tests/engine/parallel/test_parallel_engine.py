@@ -135,6 +135,19 @@ async def test_the_engines_process_starts_again_with_its_ranks(config: EngineCon
 
 
 @pytest.mark.slow
+async def test_a_rank_that_dies_while_nothing_runs_is_noticed(config: EngineConfig) -> None:
+    async with await Engine.start(replace(config, tensor_parallel_size=2, runs_in="process")) as engine:
+        assert isinstance(engine._link, SupervisedLink)
+        before = engine._link.pid
+        ranks_below(before)[0].send_signal(signal.SIGKILL)
+        while engine.state != "restarting":
+            await asyncio.sleep(0.01)
+        async with await engine.open(PROMPT) as seq:
+            assert len((await seq.generate_all(SPANS[0])).token_ids) == 24
+        assert engine._link.pid != before and len(ranks_below(engine._link.pid)) == 1
+
+
+@pytest.mark.slow
 async def test_a_killed_engine_leaves_no_rank_behind(config: EngineConfig) -> None:
     async with await Engine.start(replace(config, tensor_parallel_size=2, runs_in="process")) as engine:
         assert isinstance(engine._link, SupervisedLink)
