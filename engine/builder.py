@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -64,8 +65,7 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.medusa import Medusa, MedusaHeads, is_medusa
 from engine.speculation.mtp import MTP, MTPLayer, blocks_per_draft
 from engine.speculation.proposer import Proposer, plugins
-from engine.speculation.speculator import Speculator
-from engine.speculation.suffix import SuffixProposer
+from engine.speculation.speculator import build_speculator
 from engine.structured_output.bitmask import Constraints, Masks
 from engine.structured_output.compiler import Compiler, default_compiler
 
@@ -84,6 +84,7 @@ class EngineParts:
     core: EngineCore
     compiler: Compiler
     loaded: Loaded
+    end: Callable[[], None] = lambda: None  # ends the model's other processes, once the core has stopped
 
 
 def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EngineParts:
@@ -92,25 +93,44 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     Raises:
         CheckpointError, UnsupportedArchitecture: see there.
         InvalidParameter: the device is not there, or the pool cannot hold a sequence.
+        RankDied: another rank of the model did not start.
     """
+    with ExitStack() as failed:
+        parts = _built(config, proposers, failed)
+        failed.pop_all()
+    return parts
+
+
+def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStack) -> EngineParts:
+    """Does so; `failed` closes what a failure must not leave behind."""
     device, path = find_device(config.device), resolve(config.model)
     spec = spec_of(path)
     dtype = find_dtype(config, device, spec)
     check_fit(config, path, spec, device, dtype)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
-    threads = config.threads or (1 if small else _TORCH_THREADS)
+    threads = config.threads or (1 if small else max(1, _TORCH_THREADS // config.ranks))
     use_threads(threads, device)
     kernels = config.kernels
     if kernels == "auto" and config.kv_dtype in ("int8", "fp8") and device.type == "cpu":
         kernels = "torch"  # our own attention reads K/V of 16 and of 4 bits
-    decoder = load_decoder(
-        path,
-        dtype=dtype,
-        device=device,
-        max_model_len=config.max_model_len,
-        kernels=kernels,
-        quantization=config.quantization,
-        deterministic=config.deterministic,
+    ranks = None
+    if config.ranks > 1:
+        from engine.parallel.rank_processes import RankProcesses  # with msgspec, which one rank does without
+
+        ranks = RankProcesses(config, path, spec, dtype, threads)
+        failed.callback(ranks.close)
+    decoder = (
+        ranks.decoder
+        if ranks is not None
+        else load_decoder(
+            path,
+            dtype=dtype,
+            device=device,
+            max_model_len=config.max_model_len,
+            kernels=kernels,
+            quantization=config.quantization,
+            deterministic=config.deterministic,
+        )
     )
     cache = AdapterCache(decoder, config.max_adapters, config.max_host_adapters, config.model, config.ageing_s)
     adapters = CoreAdapters(cache, config.pinned_adapters)
@@ -139,7 +159,9 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     width = 1 if groups is None else groups.width
     blocks = _kv_blocks(config, decoder, device, max_model_len, groups, cache.largest_bytes)
     kv: KVCache | QuantizedCache
-    if config.kv_dtype == "auto":
+    if ranks is not None:
+        kv = ranks.decoder.allocate(blocks + 1, config.block_size, groups)
+    elif config.kv_dtype == "auto":
         kv_bytes = blocks * block_bytes(spec, config.block_size, dtype, groups=groups)
         slots = state_slots(config, spec, dtype, kv_bytes)
         # one more of each: the null block, and the state of no tokens
@@ -186,7 +208,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
     speculation = speculation_of(config, device)
     # in these models all of a token's past is found by its place in the cache, and of all layers alike
     trees = isinstance(runner, TreeRunner) and groups is None and not spec.recurrent_layers
-    speculator = _speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
+    speculator = build_speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
     core = EngineCore(
         config,
         runner,
@@ -221,6 +243,7 @@ def build(config: EngineConfig, proposers: Sequence[Proposer] = ()) -> EnginePar
             speculation=speculation,
             adapters=adapters.digests,
         ),
+        end=(lambda: None) if ranks is None else ranks.close,
     )
 
 
@@ -245,38 +268,6 @@ def _mtp_layer(config: EngineConfig, decoder: Decoder, path: Path, device: torch
     return layer
 
 
-_HINTS = {  # of proposers that not every engine has
-    "draft": "; draft and medusa come with draft_model",
-    "medusa": "; draft and medusa come with draft_model",
-    "mtp": "; mtp comes with a checkpoint that has one layer of multi-token prediction (mtp.*)",
-}
-
-
-def _speculator(
-    speculation: str,
-    config: EngineConfig,
-    vocab_size: int,
-    more: Sequence[Proposer],
-    models: Sequence[Proposer],
-    *,
-    trees: bool,
-) -> Speculator:
-    """Returns the proposers of a core, in the order in which they are asked: `more`, those that need no model, which a
-    span may always ask for, and `models` between them. `trees`: steps verify token trees.
-
-    Raises:
-        InvalidParameter: no proposer has the configured name.
-    """
-    proposers = [*more, SuffixProposer(), *models, SuffixProposer("ngram", 2, pooled=False)]
-    names = [each.name for each in proposers]
-    if speculation not in ("off", "auto", *names):
-        accepted, hint = ", ".join(("off", "auto", *names)), _HINTS.get(speculation, "")
-        message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
-        raise InvalidParameter("speculation", message)
-    order = {"off": [], "auto": names}.get(speculation, [speculation])
-    return Speculator(proposers, order, config.speculation_tokens, vocab_size, trees=trees)
-
-
 def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, blocks: int) -> list[Proposer]:
     """Loads the draft model or the Medusa heads that are configured, or the heads that the model's own files name.
 
@@ -284,7 +275,7 @@ def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, 
         CheckpointError, UnsupportedArchitecture: of the draft model.
         InvalidParameter: the draft model does not fit.
     """
-    reads_states = isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
+    reads_states = config.ranks == 1 and isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
     if config.draft_model is None:
         heads = _own_heads(path) if reads_states and config.speculation != "off" else None
         if heads is None:
@@ -357,7 +348,7 @@ def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
             processor = f"{cpu.processor()}, {processor}{bf16}"
     return Numerics(
         dtype=str(decoder.dtype).removeprefix("torch."),
-        kernels=ours,
+        kernels=ours if config.ranks == 1 else f"{ours} on {config.ranks} ranks",
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
         device=decoder.device.type,
@@ -447,7 +438,8 @@ def _kv_blocks(
     width = 1 if groups is None else groups.width
     if config.kv_blocks is not None:
         return config.kv_blocks * width
-    per_block = block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
+    # of all ranks, which share the memory; the first has as many layers and heads as any
+    per_block = config.ranks * block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
         if blocks < width:

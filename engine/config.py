@@ -72,6 +72,9 @@ class EngineConfig:
     max_adapters: int = 16  # that are resident at once, so that steps can use them; others come in when asked for
     max_host_adapters: int | None = None  # kept in memory as they were read; None: as many; others are read again
     pinned_adapters: tuple[str, ...] = ()  # names of those that stay resident
+    tensor_parallel_size: int = 1  # ranks that divide each layer's heads and columns: processes, on CPUs
+    pipeline_parallel_size: int = 1  # stages, each of some layers, of as many ranks
+    enable_expert_parallel: bool = False  # ranks divide the experts of a layer, not each expert's columns
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -93,11 +96,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
-        for name in ("block_size", "max_running", "max_waiting", "max_adapters"):
+        for name in (
+            *("block_size", "max_running", "max_waiting", "max_adapters"),
+            *("tensor_parallel_size", "pipeline_parallel_size"),
+        ):
             value = getattr(self, name)
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         self._check_tiers()
+        self._check_ranks()
         names = [name for name, _ in self.adapters]
         if not all(names) or len(set(names)) < len(names):
             message = f"adapters are called {', '.join(map(repr, names))}; accepted: each with a name of its own."
@@ -138,6 +145,38 @@ class EngineConfig:
     def step_tokens(self) -> int:
         """Returns the maximum tokens of a step."""
         return self.max_batch_tokens or STEP_TOKENS
+
+    @property
+    def ranks(self) -> int:
+        """Returns the number of processes that run the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def _check_ranks(self) -> None:
+        """Refuses what several ranks do not support. Raises InvalidParameter."""
+        if self.enable_expert_parallel and self.tensor_parallel_size == 1:
+            message = "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2 or more beside it."
+            raise InvalidParameter("enable_expert_parallel", message)
+        if self.ranks == 1:
+            return
+        plain: dict[str, tuple[object, ...]] = {
+            "device": ("auto", "cpu"),
+            "kernels": ("auto", "torch"),
+            "quantization": ("none",),
+            "kv_dtype": ("auto",),
+            "kv_host_bytes": (0,),
+            "kv_disk_bytes": (0,),
+            "draft_model": (None,),
+            "adapters": ((),),
+        }
+        for name, accepted in plain.items():
+            value = getattr(self, name)
+            if value not in accepted:
+                said = ", ".join("none" if each in (None, ()) else str(each) for each in accepted)
+                message = f"{name} is {value}, and the model is divided among {self.ranks} ranks; accepted: {said}."
+                raise InvalidParameter(name, message)
+        if self.speculation in ("draft", "medusa", "mtp"):
+            message = f"speculation is {self.speculation}, and the model is divided among {self.ranks} ranks; "
+            raise InvalidParameter("speculation", f"{message}accepted: auto, off, suffix, ngram or a plugin's.")
 
     def _check_tiers(self) -> None:
         if not 0 < self.kv_tenant_share <= 1:

@@ -72,6 +72,12 @@ class EngineRestarting(EngineStopped):
         self.retry_after_s = retry_after_s
 
 
+class RankDied(EngineStopped):
+    """A process of a model that runs on several ranks ended, so no step of the model can."""
+
+    code = "rank_died"
+
+
 class InvalidImage(EngineError, ValueError):
     """An image is too large, damaged or of a format that is not read; the message says which."""
 

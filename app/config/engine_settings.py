@@ -185,6 +185,26 @@ class EngineSettings(BaseModel):
         more="as far as it is known: see [the next turn](performance.md#the-next-turn). Needs `prefix_cache`",
         accepts="true or false",
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "processes that divide each layer of the model",
+        more="on CPUs, see [several ranks](#several-ranks)",
+        accepts="a number of processes, 1 or more, that divides the model's heads",
+        ge=1,
+    )
+    pipeline_parallel_size: int = setting(
+        1,
+        "stages of the model's layers, each of as many processes",
+        more="on CPUs, see [several ranks](#several-ranks)",
+        accepts="a number of stages, 1 or more, up to the model's layers",
+        ge=1,
+    )
+    enable_expert_parallel: bool = setting(
+        False,
+        "the processes of `tensor_parallel_size` divide a mixture's experts, not each expert's columns",
+        more="see [several ranks](#several-ranks)",
+        accepts="true or false",
+    )
     threads: int | None = setting(
         None,
         "CPU threads of the model",
@@ -294,6 +314,9 @@ class EngineSettings(BaseModel):
             deterministic=self.deterministic,
             prefix_cache=self.prefix_cache,
             encoder_cache_bytes=int(self.encoder_cache_bytes),
+            tensor_parallel_size=self.tensor_parallel_size,
+            pipeline_parallel_size=self.pipeline_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
             threads=self.threads,
             loop=self.loop,
             runs_in=self.engine,

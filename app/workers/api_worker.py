@@ -34,8 +34,8 @@ from app.wire.http_server import Server, server_config
 from app.workers.primary_client import PrimaryClient, PrimaryLink
 from app.workers.worker_metrics import RemoteMetrics
 from app.workers.worker_protocol import LENGTH, Start, WorkerHello, WorkerReady
+from engine.child_process import end_with_parent
 from engine.core.loop import calm_collector
-from engine.ipc.core_process import end_with_parent
 
 
 def create_worker_app(models: ModelRegistry, settings: Settings, primary: PrimaryLink) -> FastAPI:

@@ -35,7 +35,8 @@ from app.workers.worker_protocol import (
     heard,
 )
 from app.workers.worker_session import WorkerSession
-from engine.ipc.core_process import MAX_DEATHS, WITHIN_S, RestartBackoff, child_environment
+from engine.child_process import child_environment
+from engine.ipc.core_process import MAX_DEATHS, WITHIN_S, RestartBackoff
 
 if TYPE_CHECKING:
     from app.state import State

@@ -20,16 +20,16 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from engine.builder import EngineParts, use_threads
+from engine.child_process import end_with_parent, read_start
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
 from engine.core.loop import calm_collector, drive
 from engine.errors import EngineError
 from engine.ipc import wire
-from engine.ipc.core_process import CoreStart, address, end_with_parent, identity
+from engine.ipc.core_process import CoreStart, address, identity
 
 _LINGER_MS = 2_000  # for the last replies to leave
 
@@ -94,7 +94,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     source = sys.stdin.buffer
-    start = msgspec.msgpack.decode(source.read(int.from_bytes(source.read(4), "big")), type=CoreStart)
+    start = read_start(CoreStart)
     logging.basicConfig(level=start.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     clean = partial(shutil.rmtree, Path(start.directory), ignore_errors=True)
     threading.Thread(target=end_with_parent, args=(source.fileno(), clean), daemon=True).start()
@@ -134,6 +134,7 @@ def _run(parts: EngineParts, socket: zmq.Socket[bytes]) -> None:
     calm_collector()
     drive(core, mail)
     parts.compiler.close()
+    parts.end()
 
 
 if __name__ == "__main__":

@@ -6,12 +6,9 @@ One client's end of the socket to a core's process: commands out, replies in, on
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -47,21 +44,6 @@ class RestartBackoff:
         if len(self._at) > MAX_DEATHS:
             return None
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * 4 ** (len(self._at) - 1))
-
-
-def child_environment() -> Mapping[str, str]:
-    """Returns the environment of a child that finds our packages where this process found them."""
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def end_with_parent(stdin: int, before: Callable[[], object] = lambda: None) -> None:
-    """Ends this process when its parent's end of stdin closes. Runs in a thread of a child."""
-    while True:
-        select.select([stdin], [], [])
-        if not os.read(stdin, 1):
-            before()
-            os._exit(1)
 
 
 class CoreStart(msgspec.Struct):

@@ -10,20 +10,17 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from engine.child_process import start_child
 from engine.config import EngineConfig
 from engine.core import messages as m
 from engine.errors import EngineError, EngineRestarting, EngineStopped
-from engine.ipc.core_process import WITHIN_S, CoreSocket, CoreStart, RestartBackoff, child_environment
+from engine.ipc.core_process import WITHIN_S, CoreSocket, CoreStart, RestartBackoff
 from engine.ipc.link import Listener, State
 from engine.ipc.sequence_journal import SequenceJournal
 
@@ -49,7 +46,8 @@ class CoreProcess:
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
         self.directory = tempfile.mkdtemp(prefix="ponder-")  # entered by this user alone
-        self._process = _popen(CoreStart(config, assemble, self.directory, logging.getLogger().getEffectiveLevel()))
+        start = CoreStart(config, assemble, self.directory, logging.getLogger().getEffectiveLevel())
+        self._process = start_child("engine.ipc.child", start)
         self._socket = CoreSocket(self.directory, 0, hear)
         threading.Thread(target=self._wait, name="engine-process", daemon=True).start()
 
@@ -100,18 +98,6 @@ class CoreProcess:
         self._socket.fail(EngineStopped(f"The engine's process ended {how} before it was ready."))
         self._gone.set()
         self._died(how)
-
-
-def _popen(start: CoreStart) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "engine.ipc.child"], stdin=subprocess.PIPE, env=child_environment()
-    )
-    data = msgspec.msgpack.encode(start)
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died already: waiters get its error
-        process.stdin.write(len(data).to_bytes(4, "big") + data)
-        process.stdin.flush()
-    return process
 
 
 log = logging.getLogger(__name__)

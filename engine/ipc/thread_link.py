@@ -42,6 +42,7 @@ class ThreadLink:
         self._commands: queue.SimpleQueue[m.Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped: EngineStopped | None = None
+        self._end: Callable[[], None] = lambda: None
 
     @property
     def state(self) -> State:
@@ -49,7 +50,7 @@ class ThreadLink:
 
     async def start(self) -> m.Loaded:
         parts = await asyncio.to_thread(self._assemble, self._config)
-        self.core, self.compiler = parts.core, parts.compiler
+        self.core, self.compiler, self._end = parts.core, parts.compiler, parts.end
         self.core.post_with(self._commands.put)
         self._thread = threading.Thread(target=self._run, args=(parts.loaded,), name="engine-core", daemon=True)
         self._thread.start()
@@ -64,6 +65,7 @@ class ThreadLink:
         self._commands.put(m.Stop())
         await asyncio.to_thread(self._thread.join)
         self.compiler.close()
+        await asyncio.to_thread(self._end)
 
     # -- the core's thread
 
@@ -76,6 +78,8 @@ class ThreadLink:
         except Exception as failure:
             log.exception("the engine's core failed")
             stopped = EngineStopped(f"The engine's core failed: {failure!r}.")
+            if isinstance(failure, EngineStopped):  # it says why by itself
+                stopped = failure
         finally:
             mail.send(self.core.take_replies())
             self._stopped = stopped

@@ -272,6 +272,23 @@ class SafetensorsWeights(Weights):
         return sum(math.prod(each.get_shape()) for each in slices)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        kind = self._checked(name, shape)
+        tensor = self.stored(name)
+        return tensor.float() if kind == "F64" else tensor
+
+    def take_range(self, name: str, shape: tuple[int, ...], dim: int, some: range) -> Tensor:
+        """Reads `some` of dimension `dim` of a tensor of `shape`, and no other bytes of it.
+
+        Raises:
+            CheckpointError: as `take`.
+        """
+        kind = self._checked(name, shape)
+        stored = self._files[self._file_of[name]].get_slice(name)
+        tensor: Tensor = stored[*(slice(None),) * dim, some.start : some.stop]
+        return tensor.float() if kind == "F64" else tensor
+
+    def _checked(self, name: str, shape: tuple[int, ...]) -> str:
+        """Returns safetensors' name of a tensor's type. Raises CheckpointError as `take`."""
         found, kind = self.describe(name)
         if found != shape:
             raise CheckpointError(f"{self.place}: tensor {name!r} has shape {found}; config.json asks for {shape}.")
@@ -280,8 +297,7 @@ class SafetensorsWeights(Weights):
                 f"{self.place}: tensor {name!r} is stored as {kind}; only {', '.join(sorted(FLOATS))} are supported, "
                 "and what a quantization_config in config.json describes. Use the unquantised checkpoint."
             )
-        tensor = self.stored(name)
-        return tensor.float() if kind == "F64" else tensor
+        return kind
 
     def describe(self, name: str) -> tuple[tuple[int, ...], str]:
         """Returns a tensor's shape and safetensors' name of its type.

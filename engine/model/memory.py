@@ -154,7 +154,7 @@ def find_dtype(config: EngineConfig, device: torch.device, spec: ModelSpec) -> t
 def _on_x86_kernels(config: EngineConfig, spec: ModelSpec) -> bool:
     """Returns whether our own CPU kernels run all of the model. No ARM processor has timed them."""
     whole = native_layers.suits(spec, torch.bfloat16, torch.device("cpu")) and not spec.torch_layers
-    ours = config.kernels == "auto" and config.kv_dtype in ("auto", "int4")
+    ours = config.kernels == "auto" and config.kv_dtype in ("auto", "int4") and config.ranks == 1
     return whole and ours and platform.machine() == "x86_64"
 
 
@@ -166,7 +166,7 @@ def speculation_of(config: EngineConfig, device: torch.device) -> str:
 def with_mtp(spec: ModelSpec, config: EngineConfig, path: Path, device: torch.device) -> ModelSpec:
     """Returns the architecture with its layer of multi-token prediction where the checkpoint's files have that and
     drafts by it are wanted; else without. Raises CheckpointError."""
-    wanted = spec.mtp_layers and speculation_of(config, device) in ("auto", "mtp")
+    wanted = spec.mtp_layers and config.ranks == 1 and speculation_of(config, device) in ("auto", "mtp")
     return spec if wanted and MTP_PROJECTION in open_weights(path).names() else replace(spec, mtp_layers=0)
 
 
@@ -217,8 +217,9 @@ def needs_of(config: EngineConfig) -> Needs:
 def kv_groups(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_len: int
 ) -> KVGroups | None:
-    """Returns the K/V groups of a model; None where one table serves all layers, as on the Triton kernels."""
-    if gpu_layers.chosen(spec, dtype, device, config.kernels):
+    """Returns the K/V groups of a model; None where one table serves all layers, as on the Triton kernels, and of
+    pipeline stages, whose layers would be grouped otherwise than those of others."""
+    if config.pipeline_parallel_size > 1 or gpu_layers.chosen(spec, dtype, device, config.kernels):
         return None
     return KVGroups.of(spec, config.block_size, max_len, config.step_tokens)
 

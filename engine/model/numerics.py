@@ -21,7 +21,7 @@ class Numerics:
     """
 
     dtype: str
-    kernels: str  # torch, AMX, AVX512-BF16, AVX512-VNNI, AVX2, NEON-DOTPROD, NEON, Triton
+    kernels: str  # torch, AMX, AVX512-BF16, AVX512-VNNI, AVX2, NEON-DOTPROD, NEON, Triton; torch on so many ranks
     quantization: str
     kv_dtype: str
     device: str  # cpu, cuda

@@ -12,14 +12,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.config import EngineConfig
 from engine.core.request import SequenceState, SpanJob
 from engine.core.step import Row, Step
 from engine.core.token_tree import Tree, path_to, preorder
+from engine.errors import InvalidParameter
 from engine.multimodal.image_input import FIRST_IMAGE_ID
 from engine.outputs import SpeculationStats
 from engine.params import Span
 from engine.speculation.control import Calibration, StepTimes, chosen_lengths
 from engine.speculation.proposer import DraftTokens, Proposer
+from engine.speculation.suffix import SuffixProposer
 
 MAX_PENDING = 16  # tokens that a decode may have to run besides: those that a constraint forced
 _LIKELY = 0.6  # probability of a draft's first token from which on no other proposer is asked
@@ -277,3 +280,35 @@ class Speculator:
             if known and (ahead is None or ahead.accept(token)):
                 kept.append(at)
         return draft if len(kept) == len(draft.tokens) else draft.chosen(kept)
+
+
+_HINTS = {  # of proposers that not every engine has
+    "draft": "; draft and medusa come with draft_model",
+    "medusa": "; draft and medusa come with draft_model",
+    "mtp": "; mtp comes with a checkpoint that has one layer of multi-token prediction (mtp.*)",
+}
+
+
+def build_speculator(
+    speculation: str,
+    config: EngineConfig,
+    vocab_size: int,
+    more: Sequence[Proposer],
+    models: Sequence[Proposer],
+    *,
+    trees: bool,
+) -> Speculator:
+    """Returns the proposers of a core, in the order in which they are asked: `more`, those that need no model, which a
+    span may always ask for, and `models` between them. `trees`: steps verify token trees.
+
+    Raises:
+        InvalidParameter: no proposer has the configured name.
+    """
+    proposers = [*more, SuffixProposer(), *models, SuffixProposer("ngram", 2, pooled=False)]
+    names = [each.name for each in proposers]
+    if speculation not in ("off", "auto", *names):
+        accepted, hint = ", ".join(("off", "auto", *names)), _HINTS.get(speculation, "")
+        message = f"speculation is {speculation!r}; accepted: {accepted}{hint}."
+        raise InvalidParameter("speculation", message)
+    order = {"off": [], "auto": names}.get(speculation, [speculation])
+    return Speculator(proposers, order, config.speculation_tokens, vocab_size, trees=trees)

@@ -5,7 +5,7 @@ Knows nothing of attention, or of the activation within an expert, which `Decode
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,19 +98,14 @@ def run_experts(
     Each expert that a token chose is run once, for all its tokens, or `by_row`; sums are in float32 and in the experts'
     order, so they do not depend on the batch. `seen` is the router's input, and `run` computes one expert.
     """
-    weights, chosen = routed(of, F.linear(seen.float(), layer.router, layer.router_bias), layer.selection_bias)
-    if layer.weight_scales is not None:
-        weights = weights * layer.weight_scales[chosen]
+    weights, chosen = chosen_experts(of, layer, seen)
     order = chosen.flatten().argsort(stable=True)
     tokens, weights = order // of.per_token, weights.flatten()[order]
     counts, every = chosen.flatten().bincount(minlength=of.count), layer.experts
     if layer.shared is not None:
         every, counts = (*every, layer.shared), F.pad(counts, (0, 1), value=len(x))
         tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
-        gates = torch.ones(len(x), device=x.device)
-        if layer.shared_gate is not None:
-            gates = F.linear(x.float(), layer.shared_gate).sigmoid()[:, 0]
-        weights = torch.cat([weights, gates])
+        weights = torch.cat([weights, shared_weights(layer, x)])
     out, rows, sums = torch.zeros(x.shape, device=x.device), x, tokens
     if of.scaled_inputs:  # each is a row of its own
         rows = x[tokens] * weights.to(x.dtype)[:, None]
@@ -118,14 +113,44 @@ def run_experts(
     if layer.run is not None:
         made = layer.run(rows, counts, tokens, weights)
         return (out.index_add_(0, sums, made) if of.scaled_inputs else made).to(x.dtype)
-    first = 0
-    for expert, count in zip(every, counts.tolist(), strict=True):
-        step = 1 if by_row else max(1, count)  # torch's sums depend on the number of rows
-        for at in range(first, first + count, step):
-            some = slice(at, min(at + step, first + count))
-            out.index_add_(0, sums[some], run(rows[tokens[some]], expert).float().mul_(weights[some, None]))
-        first += count
+    add_experts(out, every, counts.tolist(), rows, tokens, weights, sums, run, by_row=by_row)
     return out.to(x.dtype)
+
+
+def chosen_experts(of: Experts, layer: RoutedExperts, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns weights and numbers of each token's experts, (tokens, per_token); `seen` is the router's input."""
+    weights, chosen = routed(of, F.linear(seen.float(), layer.router, layer.router_bias), layer.selection_bias)
+    return weights if layer.weight_scales is None else weights * layer.weight_scales[chosen], chosen
+
+
+def shared_weights(layer: RoutedExperts, x: Tensor) -> Tensor:
+    """Returns the weight of each token's shared expert, (tokens,) float32."""
+    if layer.shared_gate is None:
+        return torch.ones(len(x), device=x.device)
+    return F.linear(x.float(), layer.shared_gate).sigmoid()[:, 0]
+
+
+def add_experts(
+    out: Tensor,
+    experts: Sequence[Expert],
+    counts: Sequence[int],
+    rows: Tensor,
+    at: Tensor,
+    weights: Tensor,
+    sums: Tensor,
+    run: Callable[[Tensor, Expert], Tensor],
+    *,
+    by_row: bool,
+) -> None:
+    """Runs each expert on its `counts` next rows, `rows[at]`, and adds them, times `weights`, to `out[sums]`, which is
+    float32."""
+    first = 0
+    for expert, count in zip(experts, counts, strict=True):
+        step = 1 if by_row else max(1, count)  # torch's sums depend on the number of rows
+        for begin in range(first, first + count, step):
+            some = slice(begin, min(begin + step, first + count))
+            out.index_add_(0, sums[some], run(rows[at[some]], expert).float().mul_(weights[some, None]))
+        first += count
 
 
 def read_mixture(read: ProjectionReader, spec: ModelSpec, names: WeightNames, prefix: str) -> RoutedExperts:

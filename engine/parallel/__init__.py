@@ -1,0 +1,1 @@
+"""One model over several ranks: tensor and pipeline parallel, on torch.distributed."""
