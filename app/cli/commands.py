@@ -1,4 +1,4 @@
-"""The commands of `ponder documents`, `keys`, `tools` and `backup`.
+"""The commands of `ponder documents`, `keys`, `tools`, `backup` and `route`.
 
 Only arguments and help are here. Each command imports its work when it runs, so `ponder --help` loads no torch.
 """
@@ -6,7 +6,7 @@ Only arguments and help are here. Each command imports its work when it runs, so
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -303,3 +303,44 @@ def backup_restore(
     from app.cli import backup as work
 
     or_explain(work.restore, path, only, settings)
+
+
+def route(
+    replica: Annotated[
+        list[str],
+        typer.Option(
+            metavar="URL[,EVENTS[,REPLAY]]",
+            help="A server, and the endpoints of its K/V events: http://a:8000,tcp://a:5557,tcp://a:5558. Repeatable.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0 for any free one.")] = 8080,
+    policy: Annotated[
+        Literal["prefix_aware", "least_loaded", "round_robin", "random"] | None,
+        typer.Option(
+            metavar="NAME", help="prefix_aware, least_loaded, round_robin or random. "
+            r"\[prefix_aware where all replicas have EVENTS, else least_loaded]", show_default=False,
+        ),
+    ] = None,
+    shared_state: Annotated[
+        bool, typer.Option("--shared-state", help="All replicas have one database: chats go on at another one.")
+    ] = False,
+    health_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.05, max=3600, help="Between two health checks of a replica.")
+    ] = 2.0,
+    drain_s: Annotated[
+        int, typer.Option(metavar="SECONDS", min=0, max=86_400, help="That answers may go on after SIGTERM.")
+    ] = 30,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help=r"What /drain, /replicas and /metrics ask for. \[they answer this machine alone]",
+            envvar="PONDER_ROUTER_KEY", show_default=False,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Send requests to one of several servers: where the prompt's beginning is cached, and below a load cap."""
+    from app.cli.route_command import RouteOptions, run
+
+    options = RouteOptions(tuple(replica), host, port, policy, shared_state, health_s, drain_s, admin_key)
+    or_explain(run, options)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from app.cli.commands import backup, documents, keys, skills, tools
+from app.cli.commands import backup, documents, keys, route, skills, tools
 from app.cli.errors import DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import Commands, serve, settings
 
@@ -34,6 +34,7 @@ cli = typer.Typer(
 
 cli.command()(serve)
 cli.command()(settings)
+cli.command()(route)
 
 
 def _show_version(wanted: bool) -> None:

@@ -27,7 +27,7 @@ ITL_S, PREFILL_S = 0.02, 0.02
 Request = tuple[float, int, list[int]]  # seconds, tokens of the answer, blocks of the prompt
 
 
-class Replica:
+class SimulatedReplica:
     """A core and what it has told the index."""
 
     def __init__(self, name: str, blocks: int, index: PrefixIndex) -> None:
@@ -67,7 +67,7 @@ def read(path: Path) -> list[Request]:
 def route(requests: list[Request], replicas: int, blocks: int, policy: str) -> dict[str, Any]:  # Any: plain JSON
     """Runs a trace on replicas with `blocks` in all; returns shares of blocks found and of requests."""
     index = PrefixIndex()
-    all_of = {f"r{at}": Replica(f"r{at}", blocks // replicas, index) for at in range(replicas)}
+    all_of = {f"r{at}": SimulatedReplica(f"r{at}", blocks // replicas, index) for at in range(replicas)}
     choose = next(made for name, made in POLICIES.items() if name == policy)
     ends: list[tuple[float, int, str]] = []
     most = 0
