@@ -1,4 +1,4 @@
-"""The commands of `ponder documents`, `keys`, `tools`, `backup` and `route`.
+"""The commands of `ponder documents`, `keys`, `tools`, `backup`, `route` and `deploy`.
 
 Only arguments and help are here. Each command imports its work when it runs, so `ponder --help` loads no torch.
 """
@@ -6,11 +6,11 @@ Only arguments and help are here. Each command imports its work when it runs, so
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from app.cli.errors import Config, DataDir, or_explain, settings_of
+from app.cli.errors import Config, DataDir, fail, or_explain, settings_of
 
 Scopes = Annotated[
     list[str] | None,
@@ -344,3 +344,45 @@ def route(
 
     options = RouteOptions(tuple(replica), host, port, policy, shared_state, health_s, drain_s, admin_key)
     or_explain(run, options)
+
+
+deploy = typer.Typer(name="deploy", help="Several servers that are started, watched and scaled.")
+
+
+@deploy.callback()
+def _deploy() -> None:
+    pass
+
+
+@deploy.command("ray", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def deploy_ray(
+    context: typer.Context,
+    min_replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Servers that there are at least.")] = 1,
+    max_replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Servers that there are at most.")] = 4,
+    target_requests: Annotated[
+        float, typer.Option(metavar="N", help="Requests of a server, on average, waiting ones included.")
+    ] = 8.0,
+    target_kv_used: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of its KV blocks that sequences hold, on average.")
+    ] = 0.7,
+    cpus: Annotated[float, typer.Option(metavar="N", min=0, help="CPUs that Ray reserves for a server.")] = 1.0,
+    gpus: Annotated[float, typer.Option(metavar="N", min=0, help="GPUs that Ray reserves for a server.")] = 0.0,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="The port.")] = 8000,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the file for `serve deploy`, and deploy nothing.")
+    ] = False,
+) -> None:
+    """Deploy servers on Ray Serve, scaled by requests and KV memory. What follows `--` are options of `serve`."""
+    if min_replicas > max_replicas:
+        fail(f"--min-replicas is {min_replicas}; accepted: at most --max-replicas, {max_replicas}.", 2)
+    arguments: dict[str, Any] = {
+        "options": context.args, "min_replicas": min_replicas, "max_replicas": max_replicas,
+        "target_requests": target_requests, "target_kv_used": target_kv_used, "cpus": cpus, "gpus": gpus,
+    }  # fmt: skip
+    from app.cli.route_command import deploy_on_ray, ray_config
+
+    if print_config:
+        typer.echo(ray_config(arguments, host, port), nl=False)
+    else:
+        or_explain(deploy_on_ray, arguments, host, port)

@@ -1,12 +1,17 @@
-"""`ponder route` from start to end: check the options, listen, say when ready, and drain on a signal."""
+"""`ponder route` from start to end: check the options, listen, say when ready, and drain on a signal.
+
+`ponder deploy ray` hands the same router to Ray Serve.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
+import yaml
 
 from app.cli.serve import bind, url
 from app.config import BadSetting
@@ -86,3 +91,28 @@ def run(options: RouteOptions) -> None:
     address = url(options.host, listener.getsockname()[1])
     with listener:
         asyncio.run(_ReadyServer(config, f"Ponder routes at {address} by {policy}").serve(sockets=[listener]))
+
+
+def ray_config(arguments: dict[str, Any], host: str, port: int) -> str:
+    """Returns Ray Serve's configuration of the application, as YAML for `serve deploy`."""
+    application = {
+        "name": "ponder", "route_prefix": "/", "import_path": "app.routing.ray_serve:build", "args": arguments,
+    }  # fmt: skip
+    config = {"http_options": {"host": host, "port": port}, "applications": [application]}
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def deploy_on_ray(arguments: dict[str, Any], host: str, port: int) -> None:
+    """Deploys the application and waits for a signal.
+
+    Raises:
+        BadSetting: Ray Serve is not installed, or an argument is out of range.
+    """
+    try:
+        from app.routing import ray_serve
+    except ModuleNotFoundError as error:
+        raise BadSetting(f"Ray Serve is not installed ({error}); accepted: pip install 'ponder[ray]'.") from None
+    try:
+        ray_serve.run(arguments, host, port)
+    except ValueError as error:
+        raise BadSetting(str(error)) from None
