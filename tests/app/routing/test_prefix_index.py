@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.routing.prefix_index import PrefixIndex, prefix_keys
 from engine.core import messages as m
-from engine.kv_cache.kv_event_publisher import AllBlocksCleared, BlockStored, events_of
+from engine.kv_cache.kv_event_publisher import AllBlocksCleared, BlockRemoved, BlockStored, events_of
 from engine.kv_cache.kv_events import Change, KVEventLog
 from tests.engine.core.test_scheduler import SIZE, Bench
 
@@ -81,3 +81,13 @@ def test_a_replica_that_starts_again_has_nothing() -> None:
     index.apply("a", [BlockStored([1], None, [1, 2], 2, None, None, None)])
     index.apply("a", [AllBlocksCleared()])
     assert index.blocks("a") == 0 and index.matches(prefix_keys([1, 2], 2), ["a"]) == {"a": 0}
+
+
+def test_a_prefix_of_two_tenants_is_there_until_both_have_lost_it() -> None:
+    index, keys = PrefixIndex(), prefix_keys([1, 2], 2)
+    for block in (1, 2):  # the same tokens, under each tenant's own hash
+        index.apply("a", [BlockStored([block], None, [1, 2], 2, None, None, None)])
+    index.apply("a", [BlockRemoved([1], None)])
+    assert index.matches(keys, ["a"]) == {"a": 1}
+    index.apply("a", [BlockRemoved([2], None)])
+    assert index.matches(keys, ["a"]) == {"a": 0}

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from engine import GREEDY, Engine, Span
 from engine.config import EngineConfig, KVEventsConfig, RunsIn
 from engine.core import messages as m
+from engine.core.engine_core import EngineCore
 from engine.errors import InvalidParameter
-from engine.kv_cache.block_pool import root_digest
+from engine.kv_cache.block_pool import BlockPool, root_digest
 from engine.kv_cache.kv_event_publisher import (
     END_OF_REPLAY,
     AllBlocksCleared,
@@ -30,6 +31,8 @@ from engine.kv_cache.kv_event_publisher import (
 )
 from engine.kv_cache.kv_events import Change, KVEventLog
 from tests.engine.core.test_scheduler import SIZE, Bench
+from tests.engine.fake import FakeRunner, Letters
+from tests.engine.kv_below import Told, tiers_below
 
 
 class Listened(Bench):
@@ -77,6 +80,38 @@ def test_a_subscriber_knows_exactly_the_full_blocks_that_can_be_found(prompts: l
         run(bench, id, length, first, tenant)
         bench.pool.flush_events()
         assert bench.held() == bench.full_blocks()
+
+
+def test_blocks_that_come_back_from_a_tier_are_stored_again() -> None:
+    pool, changes = BlockPool(6), list[Change]()
+    runner, worker = FakeRunner(pool, SIZE), Told()
+    tiers, _ = tiers_below(pool, runner, worker, rows=20)
+    config = EngineConfig("fake", block_size=SIZE, max_batch_tokens=8)
+    core = EngineCore(config, runner, pool, Letters, (0,), b"secret", tiers=tiers)
+    pool.events = KVEventLog(changes.extend, lambda _: None)
+    prompts = ((1, 2) * 10, (2, 2, 1) * 7, (1, 2) * 10)  # the second takes the place of the first, which comes back
+    for id, prompt in enumerate(prompts, 1):
+        core.handle(m.Open(id, prompt, "", 0, None))
+        core.handle(m.Generate(id, id, Span(GREEDY, max_tokens=1, ignore_eos=True), 0, 1))
+        for _ in range(20):
+            core.step()
+            worker.work()
+            core.handle(m.TransferDone())
+        core.handle(m.Close(id))
+    pool.flush_events()
+    assert core.stats().tiers.host_hit_blocks > 0
+    stored = [tuple(change[2]) for change in changes if isinstance(change, tuple)]
+    assert stored.count((1, 2, 1, 2)) > 5  # the first prompt's five blocks, and some of them again
+    known: set[bytes] = set()
+    for change in changes:
+        if isinstance(change, tuple):
+            known.add(change[0])
+        elif change is not None:
+            known.remove(change)
+    assert known <= {content.digest for _, content in pool.contents()}
+    first_block = next(change[0] for change in changes if isinstance(change, tuple))
+    assert first_block in known
+    core.close()
 
 
 def test_a_chain_is_one_event_and_names_its_parent() -> None:
