@@ -72,9 +72,8 @@ from engine.structured_output.compiler import Compiler, default_compiler
 log = logging.getLogger(__name__)
 
 _USED_SHARE = 0.92  # of free memory: the rest is for graphs, and for the driver
-# Below this, weights live in the processor's cache and a step is bound by calls. A second thread saved a tenth of a
-# step of one row and a quarter of one of sixteen; but served over HTTP on two cores, one thread gave 1.4 times the
-# tokens of two (docs/performance.md).
+# Below this, weights live in the processor's cache, and a second thread saved a tenth of a step of one row; but served
+# over HTTP on two cores, one thread gave 1.4 times the tokens of two (docs/performance.md).
 _ONE_THREAD_BELOW_BYTES = 32 << 20
 _TORCH_THREADS = torch.get_num_threads()  # torch's choice, before any engine of this process changed it
 
@@ -110,9 +109,8 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
     threads = config.threads or (1 if small else max(1, _TORCH_THREADS // config.ranks))
     use_threads(threads, device)
-    kernels = config.kernels
-    if kernels == "auto" and config.kv_dtype in ("int8", "fp8") and device.type == "cpu":
-        kernels = "torch"  # our own attention reads K/V of 16 and of 4 bits
+    eight_bits = config.kv_dtype in ("int8", "fp8") and device.type == "cpu"  # our own attention reads 16 and 4
+    kernels = "torch" if config.kernels == "auto" and eight_bits else config.kernels
     ranks = None
     if config.ranks > 1:
         from engine.parallel.rank_processes import RankProcesses  # with msgspec, which one rank does without
@@ -142,9 +140,8 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     if config.deterministic and device.type != "cpu" and not decoder.on_gpu:
         message = "deterministic on CUDA, but not on the Triton kernels; accepted: with those, or on the CPU."
         raise InvalidParameter("deterministic", message)
-    spec = decoder.spec
+    spec, declared = decoder.spec, decoder.spec.max_position_embeddings
     _check_kv_dtype(config.kv_dtype, decoder, path.name)
-    declared = spec.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > declared:
         raise InvalidParameter(
             "max_model_len",
@@ -162,8 +159,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     if ranks is not None:
         kv = ranks.decoder.allocate(blocks + 1, config.block_size, groups)
     elif config.kv_dtype == "auto":
-        kv_bytes = blocks * block_bytes(spec, config.block_size, dtype, groups=groups)
-        slots = state_slots(config, spec, dtype, kv_bytes)
+        slots = state_slots(config, spec, dtype, blocks * block_bytes(spec, config.block_size, dtype, groups=groups))
         # one more of each: the null block, and the state of no tokens
         draft_blocks = config.max_running * blocks_per_draft(config)
         sizes = (blocks + 1, config.block_size, dtype, device)
@@ -182,6 +178,10 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     compiler = default_compiler(tokenizer, spec.vocab_size)
     compiler.warm()
     pool = BlockPool(blocks, config.kv_tenant_share)
+    if config.kv_events is not None:
+        from engine.kv_cache.kv_event_publisher import event_log  # ZeroMQ, which a bare engine does without
+
+        pool.events = event_log(config.kv_events, config.block_size, adapters.name)
     cache.seq_blocks = width  # at least one block of tokens has to fit beside an adapter
     left = adapters.share(pool, kv.block_nbytes)
     max_len = min(max_model_len, left * config.block_size if groups is None else groups.max_tokens(left))

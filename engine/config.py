@@ -25,6 +25,27 @@ GPU_STEP_TOKENS = 8192  # fills a GPU's matrix units; policies make chunks small
 
 
 @dataclass(frozen=True, slots=True)
+class KVEventsConfig:
+    """Sockets at which the prefix cache's changes are published (vLLM's `KVEventsConfig`). Whoever can reach them reads
+    the token ids of all prompts.
+
+    Raises:
+        InvalidParameter: a value is out of range.
+    """
+
+    endpoint: str = "tcp://127.0.0.1:5557"  # of a ZeroMQ PUB socket
+    replay_endpoint: str | None = None  # of a ZeroMQ ROUTER socket; None: no replay
+    buffer_steps: int = 10_000  # batches that can be replayed
+    hwm: int = 100_000  # batches queued for a slow subscriber; it misses more, and sees a gap
+    topic: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("buffer_steps", "hwm"):
+            if (value := getattr(self, name)) < 1:
+                raise InvalidParameter("kv_events", f"kv_events.{name} is {value}; accepted: a positive integer.")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The model to load, and the resources that it may use.
 
@@ -63,6 +84,7 @@ class EngineConfig:
     quantization: QuantizationName = "none"  # of weights; int4 on CUDA and our own CPU kernels, int8 on torch's, too
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
+    kv_events: KVEventsConfig | None = None  # None: what the prefix cache holds is not published
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     speculation: str | None = "off"  # proposer of drafts, or off, or auto; None: auto on a CPU, elsewhere off
@@ -189,6 +211,9 @@ class EngineConfig:
             raise InvalidParameter("kv_dtype", f"kv_dtype is {self.kv_dtype!r}; accepted: auto, int8, fp8, int4.")
         if not self.kv_max_kl > 0:
             raise InvalidParameter("kv_max_kl", f"kv_max_kl is {self.kv_max_kl}; accepted: more than 0 nats a token.")
+        if self.kv_events is not None and not self.prefix_cache:
+            message = "kv_events is set and prefix_cache is off; accepted: prefix_cache on, or kv_events None."
+            raise InvalidParameter("kv_events", message)
         for name in ("kv_host_bytes", "kv_disk_bytes"):
             value = getattr(self, name)
             if value < 0:

@@ -1,4 +1,4 @@
-"""The commands of `ponder documents`, `keys`, `tools` and `backup`.
+"""The commands of `ponder documents`, `keys`, `tools`, `backup`, `route` and `deploy`.
 
 Only arguments and help are here. Each command imports its work when it runs, so `ponder --help` loads no torch.
 """
@@ -6,11 +6,11 @@ Only arguments and help are here. Each command imports its work when it runs, so
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from app.cli.errors import Config, DataDir, or_explain, settings_of
+from app.cli.errors import Config, DataDir, fail, or_explain, settings_of
 
 Scopes = Annotated[
     list[str] | None,
@@ -303,3 +303,86 @@ def backup_restore(
     from app.cli import backup as work
 
     or_explain(work.restore, path, only, settings)
+
+
+def route(
+    replica: Annotated[
+        list[str],
+        typer.Option(
+            metavar="URL[,EVENTS[,REPLAY]]",
+            help="A server, and the endpoints of its K/V events: http://a:8000,tcp://a:5557,tcp://a:5558. Repeatable.",
+        ),
+    ],
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0 for any free one.")] = 8080,
+    policy: Annotated[
+        Literal["prefix_aware", "least_loaded", "round_robin", "random"] | None,
+        typer.Option(
+            metavar="NAME", help="prefix_aware, least_loaded, round_robin or random. "
+            r"\[prefix_aware where all replicas have EVENTS, else least_loaded]", show_default=False,
+        ),
+    ] = None,
+    shared_state: Annotated[
+        bool, typer.Option("--shared-state", help="All replicas have one database: chats go on at another one.")
+    ] = False,
+    health_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.05, max=3600, help="Between two health checks of a replica.")
+    ] = 2.0,
+    drain_s: Annotated[
+        int, typer.Option(metavar="SECONDS", min=0, max=86_400, help="That answers may go on after SIGTERM.")
+    ] = 30,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help=r"What /drain, /replicas and /metrics ask for. \[they answer this machine alone]",
+            envvar="PONDER_ROUTER_KEY", show_default=False,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Send requests to one of several servers: where the prompt's beginning is cached, and below a load cap."""
+    from app.cli.route_command import RouteOptions, run
+
+    options = RouteOptions(tuple(replica), host, port, policy, shared_state, health_s, drain_s, admin_key)
+    or_explain(run, options)
+
+
+deploy = typer.Typer(name="deploy", help="Several servers that are started, watched and scaled.")
+
+
+@deploy.callback()
+def _deploy() -> None:
+    pass
+
+
+@deploy.command("ray", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def deploy_ray(
+    context: typer.Context,
+    min_replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Servers that there are at least.")] = 1,
+    max_replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Servers that there are at most.")] = 4,
+    target_requests: Annotated[
+        float, typer.Option(metavar="N", help="Requests of a server, on average, waiting ones included.")
+    ] = 8.0,
+    target_kv_used: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of its KV blocks that sequences hold, on average.")
+    ] = 0.7,
+    cpus: Annotated[float, typer.Option(metavar="N", min=0, help="CPUs that Ray reserves for a server.")] = 1.0,
+    gpus: Annotated[float, typer.Option(metavar="N", min=0, help="GPUs that Ray reserves for a server.")] = 0.0,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="The port.")] = 8000,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the file for `serve deploy`, and deploy nothing.")
+    ] = False,
+) -> None:
+    """Deploy servers on Ray Serve, scaled by requests and KV memory. What follows `--` are options of `serve`."""
+    if min_replicas > max_replicas:
+        fail(f"--min-replicas is {min_replicas}; accepted: at most --max-replicas, {max_replicas}.", 2)
+    arguments: dict[str, Any] = {
+        "options": context.args, "min_replicas": min_replicas, "max_replicas": max_replicas,
+        "target_requests": target_requests, "target_kv_used": target_kv_used, "cpus": cpus, "gpus": gpus,
+    }  # fmt: skip
+    from app.cli.route_command import deploy_on_ray, ray_config
+
+    if print_config:
+        typer.echo(ray_config(arguments, host, port), nl=False)
+    else:
+        or_explain(deploy_on_ray, arguments, host, port)

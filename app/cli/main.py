@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from app.cli.commands import backup, documents, keys, skills, tools
+from app.cli.commands import backup, deploy, documents, keys, route, skills, tools
 from app.cli.errors import Config, DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import Commands, serve, settings
 
@@ -34,6 +34,7 @@ cli = typer.Typer(
 
 cli.command()(serve)
 cli.command()(settings)
+cli.command()(route)
 
 
 def _show_version(wanted: bool) -> None:
@@ -357,7 +358,7 @@ def eval_reasoning(
     or_explain(evaluate_reasoning, tasks, strategy or [], effort or [], n, max_tokens, as_json, plot, settings)
 
 
-for group in (documents, tools, skills, keys, backup):
+for group in (documents, tools, skills, keys, backup, deploy):
     cli.add_typer(group, no_args_is_help=True)
 
 

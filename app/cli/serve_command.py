@@ -124,7 +124,8 @@ def _option(setting: str, field: FieldInfo) -> inspect.Parameter:
         metavar = "NAME=DIR|NAME" if get_origin(field.annotation) is dict else "DIR" if paths else "TEXT"
         return _parameter(setting, list[str], typer.Option(repeatable, metavar=metavar, **shown))
     if one:
-        return _parameter(setting, str, typer.Option(_extra(field)["flag"], metavar="URL", **shown))
+        metavar = "JSON" if _extra(field)["flag"].endswith("-config") else "URL"
+        return _parameter(setting, str, typer.Option(_extra(field)["flag"], metavar=metavar, **shown))
     metavar = "NAME" if choices else _metavar(field.annotation)
     return _parameter(setting, str, typer.Option(flag, metavar=metavar, **shown))
 

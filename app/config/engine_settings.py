@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 from app.config.model_settings import find_model
 from app.config.names import BadSetting, setting
 
 if TYPE_CHECKING:
     from engine import EngineConfig
-    from engine.config import Fallback
+    from engine.config import Fallback, KVEventsConfig
+
+_ENDPOINT = r"^(tcp|ipc)://.+$"
+
+
+class KVEventsSettings(BaseModel):
+    """vLLM's `KVEventsConfig`, in its names: what `--kv-events-config` takes as JSON, and `[kv_events]` in the file.
+
+    A queue of a bounded size (`max_queue_size`) is not among them: a batch is never dropped before it has a number.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = Field("tcp://127.0.0.1:5557", pattern=_ENDPOINT)
+    replay_endpoint: str | None = Field(None, pattern=_ENDPOINT)
+    buffer_steps: int = Field(10_000, ge=1)
+    hwm: int = Field(100_000, ge=1)
+    topic: str = ""
+
+    def config(self) -> KVEventsConfig | None:
+        """Returns the engine's part; None where nothing is published. Imports the engine, and so torch."""
+        from engine.config import KVEventsConfig
+
+        if not self.enable_kv_cache_events or self.publisher == "null":
+            return None
+        return KVEventsConfig(self.endpoint, self.replay_endpoint, self.buffer_steps, self.hwm, self.topic)
 
 
 class EngineSettings(BaseModel):
@@ -173,6 +201,14 @@ class EngineSettings(BaseModel):
         False, "a request gets the same bits [whatever else runs](#the-same-tokens)", accepts="true or false"
     )
     prefix_cache: bool = setting(True, "reuses the KV of equal prompt beginnings", accepts="true or false")
+    kv_events: KVEventsSettings | None = setting(
+        None,
+        "[K/V events](#kv-events): sockets at which the first model's prefix cache tells what it holds",
+        more="`[kv_events]`, or as JSON, with vLLM's names: `endpoint`, `replay_endpoint`, `buffer_steps`, `hwm`, "
+        "`topic`, `publisher` and `enable_kv_cache_events`. Needs `prefix_cache`",
+        accepts=f"a table, or JSON, of {', '.join(KVEventsSettings.model_fields)}",
+        flag="--kv-events-config",
+    )
     encoder_cache_bytes: ByteSize = setting(
         ByteSize(256 << 20),
         "memory for encoded images of a model that sees, kept for the next question about them",
@@ -241,6 +277,11 @@ class EngineSettings(BaseModel):
         ge=1,
     )
 
+    @field_validator("kv_events", mode="before")
+    @classmethod
+    def _parse_json(cls, value: object) -> object:
+        return json.loads(value) if isinstance(value, str) else value
+
     def check_processes(self) -> None:
         """
         Raises:
@@ -277,7 +318,7 @@ class EngineSettings(BaseModel):
                 'accepted: another model, or quantization "int8" or "int4".'
             )
         kv_dir = None if config.kv_dir is None else f"{config.kv_dir}-fallback"  # the same tokens have other K/V
-        bare = replace(config, draft_model=None, adapters=(), pinned_adapters=())
+        bare = replace(config, draft_model=None, adapters=(), pinned_adapters=(), kv_events=None)
         other = replace(bare, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir)
         return Fallback(other, self.fallback_confidence)
 

@@ -67,7 +67,9 @@ def _not_json() -> str:
     """Tells which variable of a table cannot be read: pydantic-settings says it in words of its own."""
     for name, field in Settings.model_fields.items():
         variable = f"{ENV_PREFIX}{name}".upper()
-        if (get_origin(field.annotation) is dict or name in ("remote", "audio")) and variable in os.environ:
+        if (
+            get_origin(field.annotation) is dict or name in ("remote", "audio", "kv_events")
+        ) and variable in os.environ:
             try:
                 json.loads(os.environ[variable])
             except ValueError:

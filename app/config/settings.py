@@ -161,6 +161,7 @@ class Settings(
             max_adapters=self.max_loras,
             max_host_adapters=self.max_cpu_loras,
             pinned_adapters=tuple(dict.fromkeys(self.pinned_loras)) if first else (),
+            kv_events=self.kv_events.config() if first and self.kv_events is not None else None,
         )
 
 

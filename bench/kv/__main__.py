@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import attention_cost, cache_quality, held, hits, int4_ways, restart
+from bench.kv import attention_cost, cache_quality, event_cost, held, hits, int4_ways, restart, routing
 
+ROUTED_SIZES = (12_000, 30_000)
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
 PICTURE = report.ROOT / "docs" / "img" / "kv-hits.png"
 MIXES = ((8, 18), (20, 6))  # agents, and prompts beside them at any time
@@ -27,7 +28,9 @@ WAYS: tuple[dict[str, Any], ...] = (  # Any: arguments
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
     parser.add_argument(
-        "--only", choices=["hits", "held", "quality", "int4", "attention", "restart"], help="this part alone"
+        "--only",
+        choices=["hits", "held", "quality", "int4", "attention", "restart", "events", "routing"],
+        help="this part alone",
     )
     material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
     trace = material / "data" / "traces" / "mooncake_synthetic.jsonl"
@@ -36,7 +39,7 @@ def main() -> None:
     today = datetime.date.today().isoformat()
     parser.add_argument("--out", type=Path, default=report.RESULTS / f"{today}-kv-{hardware.slug()}.json")
     options = parser.parse_args()
-    if options.only in (None, "hits") and not options.trace.is_file():
+    if options.only in (None, "hits", "events", "routing") and not options.trace.is_file():
         parser.error(f"there is no trace {options.trace}; set PONDER_SHARED or --trace")
     made: dict[str, Any] = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
     made |= {"date": today, "hardware": hardware.describe()}
@@ -55,6 +58,10 @@ def main() -> None:
         made["attention"] = attention_cost.measure(options.model)
     if options.only in (None, "restart"):
         made["restart"] = asyncio.run(restart.measure(options.model))
+    if options.only in (None, "events"):
+        made["events"] = event_cost.measure(options.trace)
+    if options.only in (None, "routing"):
+        made["routing"] = routing.measure(options.trace, ROUTED_SIZES)
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -114,6 +121,17 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
         lines += [f"| first token of {row['prompt_tokens']:,} | never read | in the pool | after a restart |"]
         seconds = (row[f"{key}_s"] for key in ("cold", "warm", "after_restart"))
         lines += ["|" + "---|" * 4, "| | " + " | ".join(f"{1000 * each:.0f} ms" for each in seconds) + " |"]
+    if "events" in made:
+        row = made["events"]
+        lines += ["| a step of the scheduler | µs |", "|" + "---|" * 2]
+        lines += [f"| without events | {row['step_us']:.0f} |", f"| with events | {row['step_with_events_us']:.0f} |"]
+    if "routing" in made:
+        lines += ["", "| blocks in all | policy | found | of one cache | largest share of requests |", "|" + "---|" * 5]
+        for row in made["routing"]["rows"]:
+            lines.append(
+                f"| {row['blocks']:,} | {row['policy']} | {row['found']:.1%} | **{row['of_one_cache']:.0%}** "
+                f"| {row['largest_share']:.0%} |"
+            )
     return "\n".join(lines)
 
 

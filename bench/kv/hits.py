@@ -65,7 +65,9 @@ class Free(TransferRates):
         return -1.0
 
 
-class _Silent:
+class SilentDecoder:
+    """A detokeniser that writes nothing."""
+
     def push(self, token_ids: Sequence[int]) -> str:
         return ""
 
@@ -87,7 +89,7 @@ def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0
             tiers = OffloadTiers(pool, device, HostTier(host, NBYTES), InlineWorker(), disk=files, files=disk)
             tiers.rates = Free()
         config = EngineConfig("none", block_size=SIZE, max_batch_tokens=1 << 20)
-        core = EngineCore(config, device, pool, _Silent, (), b"secret", tiers=tiers)
+        core = EngineCore(config, device, pool, SilentDecoder, (), b"secret", tiers=tiers)
         for number, blocks in enumerate(prompts):
             tokens = [block for block in blocks for _ in range(SIZE)]
             core.handle(m.Open(number, (*tokens, -1 - number), "", 0, None))

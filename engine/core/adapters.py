@@ -118,6 +118,11 @@ class CoreAdapters:
         named = self._by_number.get(seq.adapter)
         return ("", "") if named is None else (named.name, named.known.digest)
 
+    def name(self, number: int) -> str | None:
+        """Returns an adapter's name, None where there is none of that number."""
+        named = self._by_number.get(number)
+        return None if named is None else named.name
+
     def opened(self, seq: SequenceState) -> None:
         """Counts a sequence that is open now."""
         if (named := self._by_number.get(seq.adapter)) is not None:

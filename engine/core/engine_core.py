@@ -70,8 +70,7 @@ class EngineCore:
     ) -> None:
         self._config, self._pool = config, pool
         self._tiers, self._states = tiers, states
-        self._model, self._adapters = model, adapters or CoreAdapters()
-        self._images = images or EncoderCache()
+        self._model, self._images, self._adapters = model, images or EncoderCache(), adapters or CoreAdapters()
         self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups, self._adapters.cache)
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
@@ -81,8 +80,7 @@ class EngineCore:
         self._secret, self._clock = secret, clock
         self._sequences: dict[int, SequenceState] = {}
         self._deadlines: dict[int, SequenceState] = {}
-        self._arrivals = count(1)
-        self._private_ids = count(-1, -1)  # of throw-away children: they never meet a client's ids
+        self._arrivals, self._private_ids = count(1), count(-1, -1)  # the latter of throw-away children
         self._replies: list[m.Reply] = []
         self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append)
         self._overlapped = overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
@@ -420,6 +418,7 @@ class EngineCore:
     def _ran(self, step: Step, seconds: float) -> None:
         self._scheduler.ran(step, seconds)
         self._speculator.ran(step, seconds)
+        self._pool.flush_events()
 
     def step(self) -> None:
         """Runs one step, or nothing when there is no work. The overlapped loop collects the step in flight, launches
@@ -492,6 +491,7 @@ class EngineCore:
         """Keeps the K/V that the next start can use, and ends the threads below. No step may follow."""
         self._steps.close()
         self._adapters.cache.close()
+        self._pool.close_events()
         for tiers in self._scheduler.tiers:
             tiers.close(KEEPING_S)
 

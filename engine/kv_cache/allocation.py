@@ -73,9 +73,19 @@ def _publish(
     for index in indices:
         digest = seq.digest(index, size)
         pool.publish(seq.table[index], digest, seq.root, seq.priority, warmed=warmed)
+        _announce(seq, index, pool, size)
         if groups:
             for block, each in zip(seq.windowed[index], groups.digests(digest), strict=False):
                 pool.publish(block, each, seq.root, seq.priority, warmed=warmed)
+
+
+def _announce(seq: SequenceState, index: int, pool: BlockPool, size: int) -> None:
+    """Logs that the sequence's full block `index` can be found, where events are published."""
+    if (events := pool.events) is not None:
+        digest = seq.digest(index, size)
+        if not events.announced(digest) and pool.find(digest) is not None:
+            parent = seq.digests[index - 1] if index else None
+            events.stored(digest, parent, seq.tokens[index * size : (index + 1) * size], seq.adapter)
 
 
 def match_prefix(
@@ -104,8 +114,9 @@ def match_prefix(
         del found[max(0, end - len(seq.table)) :]
         if found:
             groups.take(seq, end, first, pool, acquire)
-    for block in found:
+    for index, block in enumerate(found, len(seq.table)):
         warmed += size * acquire(block)
+        _announce(seq, index, pool, size)  # it may have come from an offload tier, which knows no tokens
     seq.table += found
     seq.kv_len += size * len(found)
     following = len(seq.table)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.kv_cache.eviction import EvictionOrder
+from engine.kv_cache.kv_events import KVEventLog
 
 NULL_BLOCK = 0  # never allocated: takes the writes of tokens whose K/V is already cached
 
@@ -81,6 +82,7 @@ class BlockPool:
         self._owned: dict[bytes, int] = {}  # blocks that can be found, by root; kept where there is a share
         self.keeps_evicted = False
         self.weights: PagedWeights | None = None  # that have blocks here
+        self.events: KVEventLog | None = None  # that others hear
         self._references = [0] * (blocks + 1)
         self._content: list[BlockContent | None] = [None] * (blocks + 1)
         self._index: dict[bytes, int] = {}
@@ -236,6 +238,8 @@ class BlockPool:
         content, self._content[block] = self._content[block], None
         if content is not None:
             del self._index[content.digest]
+            if self.events is not None:
+                self.events.removed(content.digest)
             if self._share < 1:
                 self._owned[content.root] -= 1
                 if not self._owned[content.root]:
@@ -261,6 +265,18 @@ class BlockPool:
         cached = [self._index[digest] for digest in self._cached.keys()]  # noqa: SIM118  # not a mapping
         held = [block for block in self._index.values() if self._references[block]]
         return [(block, content) for block in (*cached, *held) if (content := self._content[block]) is not None]
+
+    def flush_events(self) -> None:
+        """Publishes what changed since the last call, where changes are published."""
+        if self.events is not None:
+            self.events.flush()
+
+    def close_events(self) -> None:
+        """Publishes the last changes; none may follow."""
+        if self.events is not None:
+            self.events.flush()
+            self.events.close()
+            self.events = None
 
     # -- blocks being computed in the coming step
 

@@ -1,0 +1,239 @@
+"""Replicas of a router: where each is, whether it takes requests, and which of them a request goes to.
+
+Two kinds of requests differ. A stateless one (`/v1/chat/completions`) may go to any replica, and the policy chooses. A
+stateful one (chats, runs, documents, sign-in) goes to its owner's replica alone, which has the data; with a database
+that all replicas share, another one takes over while that one is away. Knows nothing of HTTP but health checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from app.routing.event_subscriber import EventSubscriber
+from app.routing.policies import POLICIES, PolicyName, ReplicaState, load_cap
+from app.routing.prefix_index import PrefixIndex, prefix_keys
+
+log = logging.getLogger("ponder")
+
+SESSIONS = 100_000  # remembered at once, the least recently used one forgotten first
+HEALTH_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaAddress:
+    """A server, and the sockets of its K/V events where it publishes them.
+
+    Raises:
+        ValueError: it is no such address.
+    """
+
+    url: str
+    events: str | None = None
+    replay: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ReplicaAddress:
+        """Reads URL[,EVENTS[,REPLAY]]."""
+        url, *rest = (part.strip() for part in text.split(","))
+        if not url.startswith(("http://", "https://")) or url.count("/") > 3 or len(rest) > 2:
+            raise ValueError(
+                f"{text!r} is no replica; accepted: http://HOST:PORT, and perhaps the endpoints of its K/V events: "
+                "http://HOST:PORT,tcp://HOST:PORT,tcp://HOST:PORT."
+            )
+        return cls(url.rstrip("/"), *(part or None for part in rest))
+
+
+@dataclass(slots=True)
+class Replica:
+    """A server behind the router."""
+
+    address: ReplicaAddress
+    up: bool = False  # its last health check, or a request since then, found it
+    draining: bool = False  # an operator takes it out; what it runs goes on
+    in_flight: int = 0  # requests of this router
+    subscriber: EventSubscriber | None = None
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.address.url
+
+    @property
+    def takes(self) -> bool:
+        """Returns whether new requests may go to it."""
+        return self.up and not self.draining
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A replica, and the leading blocks of the prompt that it has, of all."""
+
+    replica: Replica
+    matched: int = 0
+    blocks: int = 0
+
+
+@dataclass(slots=True)
+class ReplicaSet:
+    """All replicas, the index of their prefixes and the sessions that stick to one."""
+
+    addresses: Sequence[ReplicaAddress]
+    policy: PolicyName = "prefix_aware"
+    shared_state: bool = False  # all have one database
+    health_s: float = 2.0
+    index: PrefixIndex = field(default_factory=PrefixIndex)
+    replicas: dict[str, Replica] = field(init=False)
+    _sessions: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        self.replicas = {each.url: Replica(each) for each in self.addresses}
+
+    def follow(self, addresses: Sequence[ReplicaAddress], http: httpx.AsyncClient) -> None:
+        """Takes in the replicas that are new among `addresses`, and drops those that are no longer among them. What a
+        dropped one answers goes on."""
+        for gone in self.replicas.keys() - {each.url for each in addresses}:
+            replica = self.replicas.pop(gone)
+            for task in replica.tasks:
+                task.cancel()
+            self.index.remove(gone)
+        for each in addresses:
+            if each.url not in self.replicas:
+                self.replicas[each.url] = Replica(each)
+                self._begin(self.replicas[each.url], http)
+
+    def _begin(self, replica: Replica, http: httpx.AsyncClient) -> None:
+        address = replica.address
+        if address.events is not None:
+            replica.subscriber = EventSubscriber(address.url, self.index, address.events, address.replay)
+            replica.tasks.append(asyncio.create_task(replica.subscriber.run(), name="kv-events"))
+        replica.tasks.append(asyncio.create_task(self._check_often(replica, http), name="health"))
+
+    async def start(self, http: httpx.AsyncClient) -> None:
+        """Checks all replicas once, then keeps them in view until `stop`."""
+        await asyncio.gather(*(self._check(each, http) for each in self.replicas.values()))
+        for each in self.replicas.values():
+            self._begin(each, http)
+
+    async def stop(self) -> None:
+        tasks = [task for each in self.replicas.values() for task in each.tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check_often(self, replica: Replica, http: httpx.AsyncClient) -> None:
+        while True:
+            await self._check(replica, http)
+            await asyncio.sleep(self.health_s)
+
+    async def _check(self, replica: Replica, http: httpx.AsyncClient) -> None:
+        try:
+            answer = await http.get(f"{replica.name}/health", timeout=HEALTH_TIMEOUT_S)
+            up = answer.status_code == 200
+        except httpx.HTTPError:
+            up = False
+        if not up:
+            self.lost(replica)
+        elif not replica.up:
+            log.warning("the replica %s is up", replica.name)
+            replica.up = True
+
+    def lost(self, replica: Replica) -> None:
+        """Marks a replica that a request could not reach: the next health check may find it again."""
+        if replica.up:
+            log.warning("the replica %s is down", replica.name)
+        replica.up = False
+        if replica.subscriber is not None:
+            replica.subscriber.forget()
+
+    def _usable(self, without: Collection[str]) -> list[Replica]:
+        return [each for each in self.replicas.values() if each.takes and each.name not in without]
+
+    def choose(
+        self,
+        tokens: Sequence[int] = (),
+        model: str | None = None,
+        session: str | None = None,
+        without: Collection[str] = (),
+    ) -> Choice | None:
+        """Returns the replica for a stateless request: that of its session below the load cap, else the policy's.
+
+        Args:
+            tokens: the prompt's, empty where they are not known.
+            model: the name that the request asks for; prefixes of an adapter are its own.
+            session: a name for requests that belong together.
+            without: replicas that have failed this request.
+
+        Returns:
+            None: no replica takes requests.
+        """
+        usable = self._usable(without)
+        if not usable:
+            return None
+        states = [ReplicaState(each.name, each.in_flight, self.index.blocks(each.name)) for each in usable]
+        keys = list[bytes]()
+        if self.index.block_size is not None:
+            adapter = model if model in self.index.adapters else None
+            keys = prefix_keys(tokens, self.index.block_size, adapter)
+        matched = self.index.matches(keys, [each.name for each in usable])
+        cap = load_cap(states)
+        kept = None if session is None else self._sessions.get(session)
+        if kept is None or not any(each.name == kept and each.in_flight < cap for each in usable):
+            kept = POLICIES[self.policy](states, matched, self._turn)
+            self._turn += 1
+        if session is not None:
+            self._stick(session, kept)
+        return Choice(self.replicas[kept], matched[kept], len(keys))
+
+    def _stick(self, session: str, replica: str) -> None:
+        self._sessions[session] = replica
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def owner(self, of: str, without: Collection[str] = ()) -> Replica | None:
+        """Returns the replica that has somebody's data: always the same one, by rendezvous hashing (Thaler and
+        Ravishankar 1998) over all replicas. With shared state, the next one where it takes no requests; else None."""
+        if not self.replicas:
+            return None
+        ranked = sorted(self.replicas.values(), key=lambda each: _weight(each.name, of), reverse=True)
+        if not self.shared_state:
+            first = ranked[0]
+            return first if first.up and first.name not in without else None  # a drained one keeps its users' data
+        usable = {each.name for each in self._usable(without)}
+        return next((each for each in ranked if each.name in usable), None)
+
+    def by_id(self, id: str) -> Replica | None:
+        """Returns the replica of an id that `replica_id` gave, while it is up, or at all where state is its own."""
+        found = next((each for each in self.replicas.values() if replica_id(each.name) == id), None)
+        if found is None or (self.shared_state and not found.takes):
+            return None
+        return found
+
+    async def drain(self, name: str, timeout_s: float) -> bool:
+        """Sends a replica nothing new that another can answer, and waits for what it runs; returns whether all is
+        done."""
+        replica = self.replicas[name]
+        replica.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while replica.in_flight:
+                    await asyncio.sleep(0.05)
+        return replica.in_flight == 0
+
+
+def replica_id(name: str) -> str:
+    """Returns a short id of a replica, which tells a client nothing of its address."""
+    return hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def _weight(name: str, of: str) -> bytes:
+    return hashlib.blake2b(of.encode(), key=name.encode()[:64], digest_size=8).digest()
