@@ -15,7 +15,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from engine.config import GPU_STEP_TOKENS
+
 FEATURES = ("step", "prefill_token", "decode", "context_token", "prefill_pair")
+LIMITS = ("kv_tokens", "max_batch_tokens", "max_model_len")
+_USED_SHARE = 0.92  # of a GPU's memory, as the engine uses
 _PASSES = 3  # of a fit, each without the steps that the one before explains worst
 _OUTLIERS = 4.0  # times the median relative error, beyond which a step was disturbed by other work on the machine
 
@@ -155,26 +159,54 @@ def fit_held_out(samples: Sequence[tuple[StepLoad, float]], every: int = 5) -> F
     return FittedCost(cost, len(samples) - len(held), len(held), float(np.median(errors)), total)
 
 
-def load_cost(path: Path) -> LinearCost:
-    """Reads a cost from a JSON file, under `cost`.
+@dataclass(frozen=True, slots=True)
+class SimulatedDevice:
+    """A device with a model: the cost of its steps, the tokens of its K/V pool, of a step and of a sequence."""
+
+    name: str
+    cost: CostModel
+    kv_tokens: int
+    max_batch_tokens: int
+    max_model_len: int
+
+
+def load_device(name: str) -> SimulatedDevice:
+    """Returns a preset, or reads a file that `device_json` wrote.
 
     Raises:
-        CostError: there is no such file, or it has no such cost.
+        CostError: there is no such preset or file, or the file has no costs.
     """
+    if (preset := PRESETS.get(name)) is not None:
+        shape = preset.shape
+        free = _USED_SHARE * H200_BYTES - shape.weight_bytes
+        return SimulatedDevice(
+            name, preset, int(free) // shape.kv_bytes, GPU_STEP_TOKENS, shape.max_model_len
+        )  # fmt: skip
     try:
-        found = json.loads(path.read_text("utf-8"))["cost"]
-        parts = [float(found[name]) for name in FEATURES]
+        found = json.loads(Path(name).read_text("utf-8"))
+        parts = [float(found["cost"][each]) for each in FEATURES]
+        limits = [int(found[each]) for each in LIMITS]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        accepted = f"a JSON file with an object `cost` of the numbers {', '.join(FEATURES)}"
-        raise CostError(f"{path} is no file of costs ({error}); accepted: {accepted}.") from None
+        accepted = f"{', '.join(PRESETS)}, or a JSON file with `cost` ({', '.join(FEATURES)}) and {', '.join(LIMITS)}"
+        raise CostError(
+            f"{name} is no cost of steps ({type(error).__name__}: {error}); accepted: {accepted}."
+        ) from None
     if not all(np.isfinite(each) and each >= 0 for each in parts) or not sum(parts):
-        raise CostError(f"{path} has costs {parts}; accepted: numbers of seconds, 0 or more, not all of them 0.")
-    return LinearCost(*parts)
+        raise CostError(f"{name} has costs {parts}; accepted: numbers of seconds, 0 or more, not all of them 0.")
+    if min(limits) < 1:
+        raise CostError(f"{name} has limits {limits}; accepted: {', '.join(LIMITS)} of 1 or more.")
+    return SimulatedDevice(name, LinearCost(*parts), *limits)
 
 
-def cost_json(cost: LinearCost) -> dict[str, float]:
-    """Returns what `load_cost` reads."""
-    return asdict(cost)
+def device_json(device: SimulatedDevice) -> dict[str, object]:
+    """Returns what `load_device` reads.
+
+    Raises:
+        ValueError: its cost is no linear one.
+    """
+    if not isinstance(device.cost, LinearCost):
+        raise ValueError(f"the cost is a {type(device.cost).__name__}; accepted: a LinearCost.")
+    return {"cost": asdict(device.cost), **{each: getattr(device, each) for each in LIMITS}}
 
 
 def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:

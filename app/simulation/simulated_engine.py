@@ -3,14 +3,16 @@
 Requests come with the number of tokens of their answers, so no token is sampled: each is a number. A step takes the
 seconds of a cost model. The loop is the engine's plain one. Most rows are decodes that change nothing which a decision
 could depend on: `LazyScheduler` counts these, and gives the sequence its tokens when it next needs or fills a block,
-ends or is preempted. Every decision is the scheduler's own.
+ends or is preempted. Steps with no other rows run without it. Every decision is the scheduler's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
+from typing import cast
 
 from app.simulation.cost_model import CostModel, StepLoad
 from engine.config import EngineConfig
@@ -26,6 +28,7 @@ from engine.params import GREEDY, Span
 
 _SPAN = Span(GREEDY, ignore_eos=True)
 _TOKEN = 1  # of every answer: prompts are told apart by their digests and their tail
+_BINS = 200  # of gaps, for each factor e
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +51,28 @@ class SimulatedRequest:
     ended_at: float = -1.0
 
 
-@dataclass(slots=True)
 class TokenGaps:
-    """Gaps between two tokens of an answer, in seconds, and the number of rows that had each."""
+    """Histogram of the gaps between two tokens of an answer, in bins of half a percent."""
 
-    seconds: list[float] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.bins: dict[int, int] = {}  # number of gaps by the bin
 
     def add(self, seconds: float, rows: int) -> None:
-        self.seconds.append(seconds)
-        self.rows.append(rows)
+        at = round(math.log(seconds) * _BINS)
+        self.bins[at] = self.bins.get(at, 0) + rows
+
+    def merge(self, other: TokenGaps) -> None:
+        for at, rows in other.bins.items():
+            self.bins[at] = self.bins.get(at, 0) + rows
+
+    def percentile(self, percent: float) -> float:
+        """Returns the gap in seconds that so many percent of all do not exceed; 0 where there are none."""
+        left = sum(self.bins.values()) * percent / 100
+        for at in sorted(self.bins):
+            left -= self.bins[at]
+            if left <= 0:
+                return math.exp(at / _BINS)
+        return 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +115,24 @@ class LazyScheduler(Scheduler):
         fits = seq.writable >= length and (length - 1) % size and job.produced < job.max_tokens
         seq.left = min(-length % size, job.max_tokens - job.produced - 1) if fits else 0
 
+    def steps_alike(self) -> int:
+        """Returns the number of steps that may follow one in which every sequence decoded, all of whose rows are lazy:
+        none while others wait."""
+        return 0 if self.waiting else min((seq.left for seq in self._lazy_sequences()), default=0)
+
+    def repeat(self, steps: int) -> None:
+        """Records so many steps alike."""
+        self.number += steps
+        for seq in self._lazy_sequences():
+            seq.left -= steps
+            seq.lag += steps
+            seq.step = self.number
+            if self._charges:
+                self._policy.charged(seq, steps)
+
+    def _lazy_sequences(self) -> Iterator[_Sequence]:
+        return cast(Iterator[_Sequence], iter(self.running.values()))
+
     def catch_up(self, seq: _Sequence, *, without: int = 0) -> None:
         """Gives a sequence the tokens of its lazy rows, but for the last ones."""
         if steps := seq.lag - without:
@@ -124,8 +157,7 @@ class LazyScheduler(Scheduler):
         return super().preempt(seq, rows)
 
     def check(self) -> None:
-        for seq in self.running.values():
-            assert isinstance(seq, _Sequence)
+        for seq in self._lazy_sequences():
             self.catch_up(seq)
         super().check()
 
@@ -156,19 +188,21 @@ class SimulatedEngine:
 
     def __init__(
         self, config: EngineConfig, blocks: int, cost: CostModel, observer: Observer | None = None,
-        *, lazy: bool = True,
+        notify: Callable[[SimulatedRequest], None] = lambda request: None, *, lazy: bool = True,
     ) -> None:  # fmt: skip
-        """`blocks`: of the K/V pool; `lazy`: whether rows are left out of steps."""
+        """`blocks`: of the K/V pool; `notify` hears of a request's first token and of its end; `lazy`: whether rows are
+        left out of steps."""
         self.now = 0.0
         self.busy_s = 0.0
         self.steps = self.step_tokens = self.generated_tokens = 0
         self.unread_tokens = 0  # of prompts that have no token of an answer yet
         self.pool = BlockPool(blocks, config.kv_tenant_share)
         self.gaps = TokenGaps()
-        self.ended: list[SimulatedRequest] = []  # since the caller last took them
         self.open: dict[int, SimulatedRequest] = {}  # by the id of its sequence
-        self._config, self._cost, self._observer, self._lazy = config, cost, observer, lazy
+        self._config, self._cost, self._observer, self._notify, self._lazy = config, cost, observer, notify, lazy
         self._scheduler = LazyScheduler(config, self.pool, lambda: self.now)
+        self._steady = False  # every running sequence decoded in the last step, and nothing else happened
+        self._context = 0  # tokens that the next step attends to, if it is like the last one
         self._step_ends = [0.0]  # by the number of the step
         self._numbers = count(1)
 
@@ -204,13 +238,17 @@ class SimulatedEngine:
         seq.job = SpanJob(number, _SPAN, 0, request.output_tokens, frozenset(), tokens, greedy=True)
         self.open[number] = request
         self.unread_tokens += tokens
+        self._steady = False
         self._scheduler.submit(seq)
 
     def advance(self, until: float) -> None:
         """Runs steps until one ends at `until` or later, or nothing is left to run."""
         scheduler = self._scheduler
         while self.now < until and (scheduler.running or scheduler.waiting):
-            self._step()
+            if self._steady and (steps := scheduler.steps_alike()):
+                self._repeat(steps, until)
+            else:
+                self._step()
 
     def check(self) -> None:
         """Raises AssertionError unless the pool agrees with every sequence's table."""
@@ -238,12 +276,34 @@ class SimulatedEngine:
         self.steps += 1
         self.step_tokens += decodes + prefill
         scheduler.complete(step)
+        running = len(scheduler.running)
         usual = self._take(step, seconds)
+        self._steady = not prefill and decodes == running == len(scheduler.running)
+        self._context = context + decodes
         if usual:
             self.gaps.add(seconds, usual)
         scheduler.learn(decodes, prefill, seconds)
         if self._observer is not None:
             self._observer(step, scheduler.lazy_rows, seconds)
+
+    def _repeat(self, most: int, until: float) -> None:
+        """Runs steps in which every sequence only decodes, at most so many."""
+        rows, cost, learn, steps = len(self._scheduler.running), self._cost, self._scheduler.learn, 0
+        while steps < most and self.now < until:
+            began, self.now = self.now, self.now + cost.seconds(StepLoad(0, rows, self._context, 0))
+            seconds = self.now - began
+            self._step_ends.append(self.now)
+            self._context += rows
+            self.busy_s += seconds
+            self.gaps.add(seconds, rows)
+            learn(rows, 0, seconds)
+            steps += 1
+            if self._observer is not None:
+                self._observer(Step(), rows, seconds)
+        self.steps += steps
+        self.step_tokens += steps * rows
+        self.generated_tokens += steps * rows
+        self._scheduler.repeat(steps)
 
     def _take(self, step: Step, seconds: float) -> int:
         """Gives the rows that have reached the end of their sequences a token each. Returns the number of tokens, lazy
@@ -267,6 +327,7 @@ class SimulatedEngine:
             if job.produced == 1:
                 request.first_token_at, request.cached_tokens = now, seq.cached_tokens
                 self.unread_tokens -= request.prompt_tokens
+                self._notify(request)
             elif seq.step == number - 1:
                 usual += 1
             else:
@@ -277,7 +338,7 @@ class SimulatedEngine:
                 scheduler.finish(seq)
                 scheduler.release(seq)
                 del self.open[seq.id]
-                self.ended.append(request)
+                self._notify(request)
             elif self._lazy:
                 scheduler.allow(seq, job)
         return usual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
@@ -14,11 +15,12 @@ from app.simulation.cost_model import (
     CostError,
     LinearCost,
     RooflineCost,
+    SimulatedDevice,
     StepLoad,
-    cost_json,
+    device_json,
     fit,
     fit_held_out,
-    load_cost,
+    load_device,
 )
 
 COST = LinearCost(0.004, 2e-4, 1e-4, 3e-8, 2e-9)
@@ -36,14 +38,14 @@ def made_up(count: int, cost: LinearCost, noise: float = 0.0, disturbed: float =
 
 def test_a_fit_finds_the_cost_that_made_the_steps() -> None:
     found = fit(made_up(400, COST))
-    for name, value in cost_json(COST).items():
+    for name, value in asdict(COST).items():
         assert getattr(found, name) == pytest.approx(value, rel=1e-6)
 
 
 def test_a_part_that_costs_nothing_is_never_negative() -> None:
     free = LinearCost(0.004, 2e-4, 0.0, 3e-8, 0.0)
     found = fit(made_up(400, free, noise=0.2))
-    assert min(cost_json(found).values()) >= 0
+    assert min(asdict(found).values()) >= 0
     assert found.prefill_token == pytest.approx(2e-4, rel=0.1)
 
 
@@ -85,18 +87,31 @@ def test_the_measured_preset_is_near_what_was_measured(load: StepLoad, measured_
     assert PRESETS["h200"].seconds(load) < measured_s  # no device is faster than its roofline
 
 
-def test_costs_are_read_as_they_are_written(tmp_path: Path) -> None:
+DEVICE = SimulatedDevice("here", COST, 32_768, 512, 4096)
+
+
+def test_a_device_is_read_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
-    path.write_text(json.dumps({"cost": cost_json(COST)}))
-    assert load_cost(path) == COST
+    path.write_text(json.dumps(device_json(DEVICE)))
+    assert load_device(str(path)) == replace(DEVICE, name=str(path))
+
+
+def test_a_preset_has_the_devices_memory_but_for_the_weights() -> None:
+    device = load_device("h200")
+    assert device.kv_tokens * LLAMA_3_8B.kv_bytes == pytest.approx(0.92 * 141e9 - 16.06e9, rel=1e-3)
+    with pytest.raises(ValueError, match="RooflineCost"):
+        device_json(device)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '{"cost": {"step": 1}}', json.dumps({"cost": {**cost_json(COST), "step": -1}}),
-             json.dumps({"cost": dict.fromkeys(cost_json(COST), 0)})]
+    "change",
+    [None, {"cost": {"step": 1}}, {"cost": {**asdict(COST), "step": -1}}, {"cost": dict.fromkeys(asdict(COST), 0)},
+     {"kv_tokens": 0}, {"max_batch_tokens": "many"}],
 )  # fmt: skip
-def test_a_file_without_costs_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_costs_is_refused(tmp_path: Path, change: dict[str, object] | None) -> None:
     path = tmp_path / "cost.json"
-    path.write_text(text)
+    path.write_text("" if change is None else json.dumps({**device_json(DEVICE), **change}))
     with pytest.raises(CostError, match="accepted: "):
-        load_cost(path)
+        load_device(str(path))
+    with pytest.raises(CostError, match="h300 is no cost .*accepted: h200, h200-measured, or a JSON file"):
+        load_device("h300")

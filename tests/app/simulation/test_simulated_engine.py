@@ -13,7 +13,7 @@ from torch import Tensor
 
 from app.simulation.cost_model import LinearCost, StepLoad
 from app.simulation.recorded_trace import RecordedRequest, prefix_root
-from app.simulation.simulated_engine import SimulatedEngine, SimulatedRequest
+from app.simulation.simulated_engine import SimulatedEngine, SimulatedRequest, TokenGaps
 from engine.config import EngineConfig, PolicyName
 from engine.core import messages as m
 from engine.core.engine_core import EngineCore
@@ -36,7 +36,7 @@ class Steps:
     ends: list[float] = field(default_factory=list)
     first_tokens: dict[int, float] = field(default_factory=dict)
     ended: dict[int, float] = field(default_factory=dict)
-    gaps: list[float] = field(default_factory=list)
+    gaps: TokenGaps = field(default_factory=TokenGaps)
     counters: tuple[int, ...] = ()
 
 
@@ -100,7 +100,7 @@ def by_the_engine(config: EngineConfig, blocks: int, requests: Sequence[Recorded
         for reply in core.take_replies():
             if isinstance(reply, m.OutputPiece) and reply.output.token_ids:
                 if reply.request in told:
-                    device.done.gaps.append(device.now - told[reply.request])
+                    device.done.gaps.add(device.now - told[reply.request], 1)
                 told[reply.request] = device.now
                 device.done.first_tokens.setdefault(reply.request, device.now)
                 if reply.output.finish_reason is not None:
@@ -151,7 +151,7 @@ def simulated(
     engine.check()
     done.first_tokens = {at: each.first_token_at for at, each in enumerate(asked, 1) if each.first_token_at >= 0}
     done.ended = {at: each.ended_at for at, each in enumerate(asked, 1) if each.ended_at >= 0}
-    done.gaps = [gap for gap, rows in zip(engine.gaps.seconds, engine.gaps.rows, strict=True) for _ in range(rows)]
+    done.gaps = engine.gaps
     counters = engine.counters
     done.counters = (
         counters.preemptions, counters.prefix_query_tokens, counters.prefix_hit_tokens, counters.recomputed_tokens,
@@ -178,7 +178,7 @@ def compare(policy: PolicyName, blocks: int, requests: Sequence[RecordedRequest]
         assert made.ends == real.ends
         assert made.first_tokens == real.first_tokens and made.ended == real.ended
         assert made.counters == real.counters
-        assert sorted(made.gaps) == pytest.approx(sorted(real.gaps), rel=1e-9)
+        assert made.gaps.bins == real.gaps.bins
     return real
 
 
@@ -195,3 +195,13 @@ def test_steps_are_those_of_the_engine(policy: PolicyName) -> None:
 def test_ten_thousand_steps_are_those_of_the_engine(policy: PolicyName) -> None:
     real = compare(policy, 48, made_up(2500, 11, gap_s=0.12), 10_000)
     assert len(real.rows) == 10_000
+
+
+def test_gaps_have_their_percentiles_within_half_a_percent() -> None:
+    gaps, other = TokenGaps(), TokenGaps()
+    assert gaps.percentile(50) == 0.0
+    for at in range(1, 101):
+        (gaps if at % 2 else other).add(at / 1000, 3)
+    gaps.merge(other)
+    assert gaps.percentile(50) == pytest.approx(0.050, rel=0.005)
+    assert gaps.percentile(99) == pytest.approx(0.099, rel=0.005)
