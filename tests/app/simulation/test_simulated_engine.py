@@ -186,15 +186,15 @@ def compare(policy: PolicyName, blocks: int, requests: Sequence[RecordedRequest]
 def test_steps_are_those_of_the_engine(policy: PolicyName) -> None:
     real = compare(policy, 60, made_up(120, 3), 400)
     preemptions, _, hits, recomputed, _, _ = real.counters
-    assert hits > 0 and len(real.rows) == 400
-    assert preemptions > 0 or policy == "static" or recomputed == 0
+    assert preemptions > 0 and hits > 0 and recomputed > 0
+    assert len(real.rows) == 400
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_ten_thousand_steps_are_those_of_the_engine(policy: PolicyName) -> None:
     real = compare(policy, 48, made_up(2500, 11, gap_s=0.12), 10_000)
-    assert len(real.rows) == 10_000
+    assert real.counters[0] > 20 and len(real.rows) == 10_000
 
 
 def test_gaps_have_their_percentiles_within_half_a_percent() -> None:
