@@ -287,6 +287,61 @@ def train_lora(
     or_explain(run)
 
 
+@cli.command()
+def simulate(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Azure's CSV or Mooncake's JSON lines of recorded requests.")
+    ],
+    replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Engines behind the router.")] = 1,
+    router: Annotated[
+        Literal["round-robin", "random", "least-loaded", "prefix-aware"],
+        typer.Option(metavar="NAME", help="round-robin, random, least-loaded or prefix-aware."),
+    ] = "prefix-aware",
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help=r"Order of a step. \[as for `serve`]", show_default=False)
+    ] = None,
+    cost: Annotated[
+        str, typer.Option(metavar="FILE|NAME", help="What a step takes: h200, h200-measured, or a fitted cost.")
+    ] = "h200",
+    copies: Annotated[int, typer.Option(metavar="N", min=1, help="Copies of the trace at once.")] = 1,
+    hours: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", min=0.001, max=240, help=r"Repeat it for so long. \[once]", show_default=False),
+    ] = None,
+    peak: Annotated[float, typer.Option(metavar="TIMES", min=1, max=2, help="Busiest rate over the mean one.")] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Of the copies' beginnings, and of random routing.")] = 0,
+    block_size: Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Tokens of a K/V block.")] = 16,
+    max_running: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help=r"Sequences in one step. \[as for `serve`]", show_default=False),
+    ] = None,
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, help=r"Of each K/V pool. \[the device's]", show_default=False),
+    ] = None,
+    max_wait_s: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help=r"Refuse beyond this wait. \[as for `serve`]", show_default=False),
+    ] = None,
+    admission: Annotated[bool, typer.Option(help="Refuse requests as the server would.")] = True,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="PRICE", min=0, help="Of a replica's hour: adds the cost of tokens.", show_default=False),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the run; or FILE.png.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:  # fmt: skip
+    """Replay a recorded trace on simulated replicas: the real scheduler and admission, on a virtual clock."""
+    settings = settings_of(None, policy=policy, max_wait_s=max_wait_s)
+    from app.cli import simulate_command as work
+
+    request = work.SimulateRequest(
+        trace, replicas, router, cost, copies, hours, peak, seed, block_size, max_running, kv_tokens, admission, price,
+        plot,
+    )  # fmt: skip
+    or_explain(work.simulate, request, settings, as_json)
+
+
 evaluations = typer.Typer(name="eval", help="Measure how good Ponder is on your own data.", no_args_is_help=True)
 cli.add_typer(evaluations)
 
