@@ -145,7 +145,7 @@ def documents_list(
 ) -> None:
     """List the documents, the newest first: id, name, collection, kind, size, chunks."""
     settings = settings_of(config, data_dir=data_dir)
-    from app.cli import documents_command as work
+    from app.cli.documents import documents_command as work
 
     or_explain(work.list_documents, collection, as_json, settings)
 
@@ -167,7 +167,7 @@ def documents_delete(
 ) -> None:
     """Delete documents from the index. The files that they were read from stay."""
     settings = settings_of(config, data_dir=data_dir)
-    from app.cli import documents_command as work
+    from app.cli.documents import documents_command as work
 
     or_explain(work.delete, names or [], folder, collection, settings)
 

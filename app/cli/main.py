@@ -97,7 +97,7 @@ def index(
 ) -> None:
     """Index documents, so that chats and searches find them. Again: only what changed is read."""
     settings = settings_of(None, data_dir=data_dir)
-    from app.cli import index_command
+    from app.cli.documents import index_command
 
     raise typer.Exit(or_explain(index_command.index, paths, collection, prune, settings))
 
@@ -115,7 +115,7 @@ def search(
 ) -> None:  # fmt: skip
     """Search the documents that were indexed or uploaded."""
     settings = settings_of(None, data_dir=data_dir)
-    from app.cli import index_command
+    from app.cli.documents import index_command
 
     or_explain(index_command.search, query, limit, collection, rerank, as_json, settings)
 
@@ -294,9 +294,9 @@ def simulate(
     ],
     replicas: Annotated[int, typer.Option(metavar="N", min=1, help="Engines behind the router.")] = 1,
     router: Annotated[
-        Literal["round-robin", "random", "least-loaded", "prefix-aware"],
-        typer.Option(metavar="NAME", help="round-robin, random, least-loaded or prefix-aware."),
-    ] = "prefix-aware",
+        Literal["prefix_aware", "least_loaded", "round_robin", "random"],
+        typer.Option(metavar="NAME", help="prefix_aware, least_loaded, round_robin or random."),
+    ] = "prefix_aware",
     policy: Annotated[
         str | None, typer.Option(metavar="NAME", help=r"Order of a step. \[as for `serve`]", show_default=False)
     ] = None,

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from app.cli.accuracy_curves import can_draw
 from app.config import BadSetting, Settings
+from app.routing.policies import PolicyName
 from app.simulation.cost_model import CostError, SimulatedDevice, load_device
 from app.simulation.fleet import FleetConfig, FleetResult, run
 from app.simulation.recorded_trace import TraceError, duration_s, load_trace, scaled
-from app.simulation.routers import RouterName
 from engine.config import EngineConfig
 from engine.core.loop import calm_collector
 
@@ -34,7 +34,7 @@ class SimulateRequest:
 
     trace: Path
     replicas: int
-    router: RouterName
+    router: PolicyName
     cost: str
     copies: int
     hours: float | None

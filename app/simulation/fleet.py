@@ -1,7 +1,8 @@
 """A fleet of simulated engines behind a router: requests in order of arrival, and what became of them.
 
-Each replica has the server's admission with an estimate of its queue, by the virtual clock. A router sees each replica
-after the step in which the request comes. Knows nothing of files, terminals or pictures.
+Each replica has the server's admission with an estimate of its queue, by the virtual clock. Requests are routed by the
+policies of `ponder route`, which see each replica after the step in which the request comes. Knows nothing of files,
+terminals or pictures.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from app.admission.request_budget import RequestBudget
 from app.auth import LOCAL
 from app.config import Settings
 from app.errors import ApiError
+from app.routing.policies import POLICIES, PolicyName, ReplicaState
 from app.simulation.cost_model import CostModel
 from app.simulation.recorded_trace import RecordedRequest, prefix_root
-from app.simulation.routers import ReplicaState, RouterName, router_of
 from app.simulation.simulated_engine import SimulatedEngine, SimulatedRequest, TokenGaps
 from engine.config import EngineConfig
 
 LOOK_S = 0.5  # between two looks of admission at an engine's counters, as the server's
 PERCENTS = (50, 99)
 SAMPLES = 240  # points of a run's time line
+_BLIND: tuple[PolicyName, ...] = ("round_robin", "random")  # policies that see no replica's state
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class FleetConfig:
     blocks: int
     cost: CostModel
     replicas: int
-    router: RouterName
+    router: PolicyName
     max_model_len: int
     settings: Settings | None = None
     seed: int = 0
@@ -96,9 +98,10 @@ class FleetResult:
 
 
 class _Replica:
-    """An engine with its admission; a `ReplicaState`."""
+    """An engine with its admission."""
 
-    def __init__(self, config: FleetConfig, answered: Callable[[SimulatedRequest], None]) -> None:
+    def __init__(self, name: str, config: FleetConfig, answered: Callable[[SimulatedRequest], None]) -> None:
+        self.name = name
         self.engine = engine = SimulatedEngine(config.engine, config.blocks, config.cost, notify=self._heard)
         self._answered = answered
         self._size = config.engine.block_size
@@ -112,15 +115,14 @@ class _Replica:
         self._looked_at = -LOOK_S
 
     @property
-    def requests(self) -> int:
-        return len(self.engine.open)
+    def state(self) -> ReplicaState:
+        """Returns what a policy sees of it."""
+        pool = self.engine.pool
+        return ReplicaState(self.name, len(self.engine.open), pool.total - pool.empty)
 
-    @property
-    def unread_tokens(self) -> int:
-        return self.engine.unread_tokens
-
-    def cached_blocks(self, digests: Sequence[bytes]) -> int:
-        """Counts by bisection: a prefix outlives its extensions, but for few that were found again."""
+    def matched_blocks(self, digests: Sequence[bytes]) -> int:
+        """Returns how many leading blocks of a prompt it has cached, by bisection: a prefix outlives its extensions,
+        but for few that were found again."""
         find, low, high = self.engine.pool.find, 0, len(digests)
         if not high or find(digests[0]) is None:
             return 0
@@ -207,9 +209,8 @@ def run(
     """
     answered: list[SimulatedRequest] = []
     arrivals, ttfts, e2es = array("d"), array("d"), array("d")
-    replicas = [_Replica(config, answered.append) for _ in range(config.replicas)]
-    states: Sequence[ReplicaState] = replicas
-    router, sampler = router_of(config.router, config.seed), _Sampler(replicas)
+    replicas = {name: _Replica(name, config, answered.append) for name in map(str, range(config.replicas))}
+    policy, blind, sampler = POLICIES[config.router], config.router in _BLIND, _Sampler([*replicas.values()])
     size, pool_tokens = config.engine.block_size, config.blocks * config.engine.block_size
     longest = min(config.max_model_len, pool_tokens)
     count = refused = too_long = prompt = output = 0
@@ -229,12 +230,15 @@ def run(
             continue
         digests = recorded.digests(size)
         due = sampler.is_due(last)
-        if router.by_state or due:
-            for each in replicas:
+        if due or not blind:
+            for each in replicas.values():
                 each.engine.advance(last)
         if due:
             sampler.sample(last)
-        replica = replicas[router.choose(states, digests)]
+        states = [each.state for each in replicas.values()]
+        prefix_aware = config.router == "prefix_aware"
+        matched = {name: each.matched_blocks(digests) for name, each in replicas.items()} if prefix_aware else {}
+        replica = replicas[policy(states, matched, count - 1 + config.seed)]
         replica.engine.advance(last)
         request = SimulatedRequest(
             last, recorded.prompt_tokens, recorded.output_tokens, digests, recorded.tail, recorded.tenant,
@@ -247,11 +251,11 @@ def run(
         if count % 256 == 0:
             collect()
             progress(count)
-    for each in replicas:
+    for each in replicas.values():
         each.engine.advance(float("inf"))
     collect()
     progress(count)
-    engines, gaps = [each.engine for each in replicas], TokenGaps()
+    engines, gaps = [each.engine for each in replicas.values()], TokenGaps()
     for engine in engines:
         gaps.merge(engine.gaps)
     seconds = max(last, *(engine.now for engine in engines), 1e-9)

@@ -195,7 +195,6 @@ class SimulatedEngine:
         self.now = 0.0
         self.busy_s = 0.0
         self.steps = self.step_tokens = self.generated_tokens = 0
-        self.unread_tokens = 0  # of prompts that have no token of an answer yet
         self.pool = BlockPool(blocks, config.kv_tenant_share)
         self.gaps = TokenGaps()
         self.open: dict[int, SimulatedRequest] = {}  # by the id of its sequence
@@ -237,7 +236,6 @@ class SimulatedEngine:
         )  # fmt: skip
         seq.job = SpanJob(number, _SPAN, 0, request.output_tokens, frozenset(), tokens, greedy=True)
         self.open[number] = request
-        self.unread_tokens += tokens
         self._steady = False
         self._scheduler.submit(seq)
 
@@ -326,7 +324,6 @@ class SimulatedEngine:
             seq.generated.append(1)
             if job.produced == 1:
                 request.first_token_at, request.cached_tokens = now, seq.cached_tokens
-                self.unread_tokens -= request.prompt_tokens
                 self._notify(request)
             elif seq.step == number - 1:
                 usual += 1

@@ -65,7 +65,7 @@ def on_trace(name: str) -> Json:
             driven = await drive(engine, second)
         device = SimulatedDevice("here", fitted.cost, KV_BLOCKS * SIZE, STEP_TOKENS, MAX_LEN)
         config = EngineConfig("simulated", block_size=SIZE, kv_blocks=KV_BLOCKS)
-        fleet = FleetConfig(config, KV_BLOCKS, fitted.cost, 1, "round-robin", MAX_LEN)
+        fleet = FleetConfig(config, KV_BLOCKS, fitted.cost, 1, "round_robin", MAX_LEN)
         simulated = run(fleet, as_recorded(second)).summary()
         outcomes = driven.outcomes
         real = {

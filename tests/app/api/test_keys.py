@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.cli.document_source import RemoteDocuments
+from app.cli.documents.document_source import RemoteDocuments
 from app.cli.main import cli
 from app.db.account_store import Accounts
 from app.db.sqlite import NameTaken, NotThere

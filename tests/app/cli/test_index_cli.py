@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app import document_library
-from app.cli import document_source, evaluation, index_command
-from app.cli.document_source import LocalDocuments, Picks
+from app.cli import evaluation
+from app.cli.documents import document_source, index_command
+from app.cli.documents.document_source import LocalDocuments, Picks
 from app.cli.main import cli
 from retrieval import Library
 from tests.app.conftest import Server, serving

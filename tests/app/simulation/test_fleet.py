@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,15 @@ from typer.testing import CliRunner
 
 from app.cli.main import cli
 from app.config import Settings
+from app.routing.policies import POLICIES, PolicyName
 from app.simulation.cost_model import LinearCost, SimulatedDevice, device_json
 from app.simulation.fleet import FleetConfig, FleetResult, run
 from app.simulation.recorded_trace import RecordedRequest
-from app.simulation.routers import ROUTERS, RouterName, least_loaded, prefix_aware, router_of
 from engine.config import EngineConfig
 
 COST = LinearCost(0.004, 2e-4, 1e-4, 1e-8, 1e-9)
 ENGINE = EngineConfig("none", max_batch_tokens=512, max_running=8, max_waiting=20)
-FLEET = FleetConfig(ENGINE, 2000, COST, 4, "least-loaded", 4096)
-
-
-@dataclass
-class State:
-    """A replica as a router sees it, with the first `cached` blocks of any prompt."""
-
-    requests: int
-    unread_tokens: int = 0
-    cached: int = 0
-
-    def cached_blocks(self, digests: Sequence[bytes]) -> int:
-        return min(self.cached, len(digests))
+FLEET = FleetConfig(ENGINE, 2000, COST, 4, "least_loaded", 4096)
 
 
 def chats(count: int, turns: int, *, gap_s: float = 0.2) -> list[RecordedRequest]:
@@ -49,54 +36,22 @@ def alone(count: int, gap_s: float) -> list[RecordedRequest]:
     return [RecordedRequest(at * gap_s, 400, 30, number=at) for at in range(count)]
 
 
-def of(router: RouterName) -> FleetResult:
+def of(router: PolicyName) -> FleetResult:
     return run(replace(FLEET, router=router, blocks=8000, engine=replace(ENGINE, max_waiting=999)), chats(30, 6))
 
 
-def test_the_least_loaded_has_the_fewest_requests_and_tokens() -> None:
-    assert least_loaded([State(3), State(2, 900), State(2, 100), State(2, 100)]) == 2
-
-
-@pytest.mark.parametrize(
-    ("states", "chosen"),
-    [
-        ([State(1), State(5, cached=6), State(0)], 1),  # most of the prompt is there
-        ([State(1), State(5, cached=1), State(0)], 2),  # too little of it to matter
-        ([State(1, cached=8), State(0, cached=8), State(0)], 1),  # equals
-        ([State(50), State(90, cached=10), State(49)], 2),  # out of balance
-        ([State(70), State(90, cached=10), State(69)], 1),  # busy, but all are
-    ],
-)
-def test_a_prompt_goes_to_its_prefix_unless_the_fleet_is_out_of_balance(states: list[State], chosen: int) -> None:
-    assert prefix_aware(states, [b""] * 10) == chosen
-
-
-def test_prompts_without_blocks_go_to_the_least_loaded() -> None:
-    assert prefix_aware([State(2, cached=3), State(1)], []) == 1
-
-
-def test_routers_by_turn_and_by_chance() -> None:
-    states = [State(0)] * 3
-    turns, chance = router_of("round-robin", 0), router_of("random", 1)
-    assert [turns.choose(states, []) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-    choices = [chance.choose(states, []) for _ in range(60)]
-    assert set(choices) == {0, 1, 2}
-    again = router_of("random", 1)
-    assert choices == [again.choose(states, []) for _ in range(60)]
-
-
 def test_prefix_aware_routing_finds_what_others_miss() -> None:
-    found = {router: of(router) for router in ROUTERS}
+    found = {router: of(router) for router in POLICIES}
     assert all(each.answered == 180 and each.refused == 0 for each in found.values())
     shared = sum(512 * turn for turn in range(6)) / sum(512 * (turn + 1) for turn in range(6))
-    assert found["prefix-aware"].hit_rate == pytest.approx(shared, abs=0.03)
+    assert found["prefix_aware"].hit_rate == pytest.approx(shared, abs=0.03)
     assert found["random"].hit_rate < 0.7 * shared
     mean = {router: sum(each.ttfts) / len(each.ttfts) for router, each in found.items()}
-    assert mean["prefix-aware"] < 0.8 * mean["random"]
+    assert mean["prefix_aware"] < 0.8 * mean["random"]
 
 
 def test_a_run_is_the_same_again_and_counts_every_token() -> None:
-    first, second = of("least-loaded"), of("least-loaded")
+    first, second = of("least_loaded"), of("least_loaded")
     assert first.summary() == second.summary()
     assert first.output_tokens == 180 * 20 and first.prompt_tokens == 30 * 512 * 21
     assert sum(first.gaps.bins.values()) == 180 * 19

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from app.api.response_models import DocumentShown, FolderShown
-from app.cli.document_source import DocumentSource, collection_named, label, open_documents
-from app.cli.index_command import many, visible
+from app.cli.documents.document_source import DocumentSource, collection_named, label, open_documents
+from app.cli.documents.index_command import many, visible
 from app.config import BadSetting, Settings
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from app.api.response_models import DocumentShown, FolderShown
-from app.cli.document_source import DocumentSource, Picked, Picks
+from app.cli.documents.document_source import DocumentSource, Picked, Picks
 from app.config import BadSetting
 from retrieval.parsing import safe_open
 

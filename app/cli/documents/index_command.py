@@ -19,8 +19,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from app.api.response_models import FileShown, JobShown, PassageShown
-from app.cli.document_source import DocumentSource, Picked, RefusedFile, open_documents, pick
-from app.cli.folder_changes import FolderChanges, enter_folders
+from app.cli.documents.document_source import DocumentSource, Picked, RefusedFile, open_documents, pick
+from app.cli.documents.folder_changes import FolderChanges, enter_folders
 from app.config import BadSetting, Settings
 from retrieval.index.lexical import terms
 

@@ -1,0 +1,1 @@
+"""`ponder index` and `ponder documents`: folders read into collections, here or on a server."""
