@@ -57,6 +57,7 @@ from engine.model.numerics import Numerics
 from engine.model.quantization.checkpoint import open_weights
 from engine.model.runner import CacheStore, ModelRunner, Runner, TreeRunner
 from engine.model.tokenizer import Tokenizer
+from engine.model.value_head import ValueHead
 from engine.multimodal.encoder_cache import EncoderCache
 from engine.multimodal.image_processor import ImageProcessor
 from engine.multimodal.prompt_images import IMAGE
@@ -200,6 +201,9 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         )
     runner = _runner(config, decoder, kv, device, max_model_len, images)
     models = _models(config, decoder, path, runner, blocks // width)
+    value_head = ValueHead.read(path, spec.hidden_size) if (keeping := _keeping_states(config, runner)) else None
+    if keeping is not None and value_head is not None:
+        keeping.keep_states(value_head.keep)
     if mtp_layer is not None:
         assert isinstance(kv, KVCache) and isinstance(runner, ModelRunner), "see `_mtp_layer`"
         mtp = MTP.of(mtp_layer, kv, config, blocks + 1)
@@ -225,26 +229,15 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         speculator=speculator,
         groups=groups,
         adapters=adapters,
+        value=None if value_head is None else value_head.value,
     )
-    return EngineParts(
-        core=core,
-        compiler=compiler,
-        loaded=Loaded(
-            path=str(path),
-            vocab_size=spec.vocab_size,
-            max_model_len=max_len,
-            device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
-            threads=threads,
-            numerics=numerics,
-            fingerprint=model,
-            vision=spec.vision is not None,
-            proposers=speculator.names,
-            speculation=speculation,
-            adapters=adapters.digests,
-        ),
-        end=(lambda: None) if ranks is None else ranks.close,
-    )
+    loaded = Loaded(
+        path=str(path), vocab_size=spec.vocab_size, max_model_len=max_len, device=str(device),
+        dtype=str(dtype).removeprefix("torch."), threads=threads, numerics=numerics, fingerprint=model,
+        vision=spec.vision is not None, proposers=speculator.names, speculation=speculation,
+        adapters=adapters.digests, value_head=value_head is not None,
+    )  # fmt: skip
+    return EngineParts(core, compiler, loaded, (lambda: None) if ranks is None else ranks.close)
 
 
 def _mtp_layer(config: EngineConfig, decoder: Decoder, path: Path, device: torch.device) -> MTPLayer | None:
@@ -275,9 +268,9 @@ def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, 
         CheckpointError, UnsupportedArchitecture: of the draft model.
         InvalidParameter: the draft model does not fit.
     """
-    reads_states = config.ranks == 1 and isinstance(runner, ModelRunner) and (decoder.tiled or not config.deterministic)
+    keeping = _keeping_states(config, runner)
     if config.draft_model is None:
-        heads = _own_heads(path) if reads_states and config.speculation != "off" else None
+        heads = _own_heads(path) if keeping is not None and config.speculation != "off" else None
         if heads is None:
             return []
         try:
@@ -288,12 +281,17 @@ def _models(config: EngineConfig, decoder: Decoder, path: Path, runner: Runner, 
     drafting = resolve(config.draft_model)
     if not (drafting.is_dir() and is_medusa(drafting)):
         return [DraftModel.load(drafting, decoder, config, blocks)]
-    if not isinstance(runner, ModelRunner) or not reads_states:
+    if keeping is None:
         message = "draft_model has Medusa heads, which read states of the CPU's own kernels; accepted: a draft model."
         raise InvalidParameter("draft_model", message)
     medusa = Medusa(MedusaHeads.load(drafting, path, decoder))
-    runner.keep_states(medusa.keep)
+    keeping.keep_states(medusa.keep)
     return [medusa]
+
+
+def _keeping_states(config: EngineConfig, runner: Runner) -> ModelRunner | None:
+    """Returns the runner if it hands out the states behind a step's logits."""
+    return runner if config.ranks == 1 and isinstance(runner, ModelRunner) and runner.keeps_states else None
 
 
 def _own_heads(path: Path) -> Path | None:

@@ -147,7 +147,7 @@ class Engine:
         self.fingerprint = loaded.fingerprint
         self.numerics = loaded.numerics
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
-        self.proposers, self.speculation = loaded.proposers, loaded.speculation
+        self.proposers, self.speculation, self.value_head = loaded.proposers, loaded.speculation, loaded.value_head
         self.adapters = dict(loaded.adapters)
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)

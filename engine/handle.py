@@ -16,6 +16,7 @@ from typing import Self
 from engine.core import messages as m
 from engine.errors import ContextLengthExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
+from engine.model.value_head import VALUE_HEAD
 from engine.multimodal.image_input import ImageInput
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
@@ -207,12 +208,31 @@ class Sequence:
         for candidate in wanted:
             self._engine.check_tokens(candidate)
         self._engine.check_length(len(self) + max(map(len, wanted)))
+        return await self._scored(wanted)
+
+    async def value(self) -> float:
+        """Returns the probability that the sequence ends right, by the model's value head after its last token.
+
+        Raises:
+            InvalidParameter: the model has no value head, or the engine does not read it.
+            QueueFull, SequenceBusy, SequenceClosed, EngineStopped: see there.
+        """
+        self._check_free()
+        self._check_not_empty()
+        if not self._engine.value_head:
+            raise InvalidParameter(
+                "value", f"There is no value head to read; accepted: a model with {VALUE_HEAD}, on a CPU's own kernels."
+            )
+        ((value,),) = await self._scored(())
+        return value
+
+    async def _scored(self, candidates: tuple[tuple[int, ...], ...]) -> list[list[float]]:
         self._engine.check_queue()
         request = self._engine.request()
         self._busy = True
         answered = False
         try:
-            self._engine.post(m.Score(self._id, request.id, wanted))
+            self._engine.post(m.Score(self._id, request.id, candidates))
             (reply,) = await request.replies()
             answered = True
             if isinstance(reply, m.Closed):

@@ -37,7 +37,7 @@ class BestOfNOptions(Options):
     """
 
     n: int = Field(4, ge=1, le=64)
-    verifier: Literal["checker", "confidence", "judge"] | None = None
+    verifier: Literal["checker", "confidence", "judge", "value"] | None = None
     enough: float | None = Field(None, gt=0, le=1)
     temperature: float | None = Field(None, gt=0, le=2)
     seconds: float | None = Field(None, gt=0)

@@ -47,7 +47,7 @@ class SelfConsistencyOptions(Options):
 
     n: int = Field(8, ge=1, le=64)
     compare: Compared = "last_number"
-    weight: Literal["one", "checker", "confidence", "judge"] = "one"
+    weight: Literal["one", "checker", "confidence", "judge", "value"] = "one"
     temperature: float | None = Field(None, gt=0, le=2)
     seconds: float | None = Field(None, gt=0)
     at_once: int | None = Field(None, ge=1, le=64)

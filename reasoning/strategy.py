@@ -108,7 +108,8 @@ class Context:
     With `opened` the prompt has opened the thinking, with `closed` it has closed it. `checker` scores an answer's text,
     where the request brings one. `documents` are there where the answer rests on some, `search` where there is
     something to search in.
-    `problem` is a task for a search, see `reasoning.tree`. `variables` are the chat template's.
+    `problem` is a task for a search, see `reasoning.tree`. `variables` are the chat template's. `value_head`: the
+    engine reads one.
     """
 
     tokenizer: Tokenizer
@@ -123,6 +124,7 @@ class Context:
     problem: Any = None  # Any: a Problem with states of any type
     variables: Mapping[str, Any] = field(default_factory=dict)  # Any: a model's authors name them
     quota: StrategyQuota = field(default_factory=StrategyQuota)
+    value_head: bool = False
 
 
 def refuse_fields(context: Context, what: str, *names: str) -> None:

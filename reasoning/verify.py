@@ -91,11 +91,21 @@ class Judge:
         return good / (good + bad) if good + bad > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class ValueVerifier:
+    """The model's value head, read after the candidate's last token (as the verifiers of Cobbe et al. 2021)."""
+
+    measures: bool = False
+
+    async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
+        return await seq.value()
+
+
 def verifier(name: str, context: Context) -> Verifier:
-    """`checker`, `confidence` or `judge`, as options name them.
+    """`checker`, `confidence`, `judge` or `value`, as options name them.
 
     Raises:
-        InvalidParameter: there is none of this name, or nobody gave a checker.
+        InvalidParameter: there is none of this name, nobody gave a checker, or the model has no value head.
     """
     if name == "checker":
         if context.checker is None:
@@ -106,7 +116,12 @@ def verifier(name: str, context: Context) -> Verifier:
         return Confidence()
     if name == "judge":
         return Judge(context.tokenizer, variables=context.variables)
-    raise InvalidParameter("verifier", f"verifier is {name!r}; accepted: checker, confidence, judge.")
+    if name == "value":
+        if not context.value_head:
+            message = "verifier is 'value', and the model has no value head that is read; accepted: checker, confidence"
+            raise InvalidParameter("verifier", f"{message}, judge.")
+        return ValueVerifier()
+    raise InvalidParameter("verifier", f"verifier is {name!r}; accepted: checker, confidence, judge, value.")
 
 
 async def read_labels(seq: EngineSequence, labels: Sequence[Sequence[int]]) -> list[float]:

@@ -1,10 +1,10 @@
 """`python -m training`: remake the bundled models with one command.
 
 Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer and
-then learns from Pebble's answers, and of its Medusa heads, which learn from those alone. Stop it at any time;
-`--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not committed).
-`--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with the weights
-of a model that was published, where its checkpoint is gone.
+then learns from Pebble's answers, and of its Medusa heads and its value head, which learn from those alone. Stop it at
+any time; `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not
+committed). `--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with
+the weights of a model that was published, where its checkpoint is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 
 from training import card, evaluate, export, mixture, plans, team, train_tokenizer
-from training.distil import acceptance, answers, draft, heads
+from training.distil import acceptance, answers, draft, heads, value
 from training.distil.distillation import DistilPlan
 from training.text import prose
 from training.trainer import Plan, Trainer, train
@@ -138,7 +138,12 @@ def on_cpu(plan: DistilPlan) -> DistilPlan:
     return replace(plan, bfloat16=plans.computes_bfloat16("cpu"))
 
 
-MAKERS = {"pebble": make_base, "pebble-draft": make_draft, "pebble-medusa": make_heads}
+def make_value_head(arguments: argparse.Namespace) -> None:
+    """Makes the value head of the Pebble that is there, in its directory."""
+    print(value.make(arguments.out / "pebble", arguments.work))
+
+
+MAKERS = {"pebble": make_base, "value-head": make_value_head, "pebble-draft": make_draft, "pebble-medusa": make_heads}
 
 
 def main() -> None:

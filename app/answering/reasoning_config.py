@@ -375,7 +375,7 @@ class AnswerGenerator:
         context = Context(
             tokenizer, span, markers, opened=prompt["opened"], closed=prompt["closed"], calls=prompt["calls"],
             checker=reasoning_config.checker, documents=self._documents, search=self._search,
-            variables=self._variables, quota=reasoning_config.quota,
+            variables=self._variables, quota=reasoning_config.quota, value_head=self._served.engine.value_head,
         )  # fmt: skip
         running = run_strategy(chosen, seq, context, reasoning_config.options, timeout_s=reasoning_config.seconds)
         try:

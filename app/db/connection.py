@@ -55,7 +55,7 @@ def connect(place: Path | str, busy_timeout_s: float, *, sole: bool = False) -> 
         engine = create_engine(url, poolclass=NullPool, connect_args=given, hide_parameters=True)
         event.listen(engine, "connect", _set_up)
         event.listen(engine, "begin", _begin)
-    with _as_told():
+    with _driver_errors():
         return engine.connect()
 
 
@@ -68,7 +68,7 @@ def transaction(db: Connection, *, immediate: bool = False) -> Iterator[None]:
         PostgresError: PostgreSQL's.
     """
     try:
-        with _as_told(), db.execution_options(immediate=immediate).begin():
+        with _driver_errors(), db.execution_options(immediate=immediate).begin():
             yield
     except BaseException:
         if not db.closed and not db.invalidated:
@@ -132,16 +132,16 @@ def _insert(table: Table) -> Insert:
 
 
 @contextmanager
-def _as_told() -> Iterator[None]:
+def _driver_errors() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
         if error.orig is None:
             raise
-        raise _told(error.orig) from None
+        raise _without_values(error.orig) from None
 
 
-def _told(error: BaseException) -> BaseException:
+def _without_values(error: BaseException) -> BaseException:
     if isinstance(error, sqlite3.Error):
         return error
     told = getattr(getattr(error, "diag", None), "message_primary", None) or str(error).strip().partition("\n")[0]

@@ -67,9 +67,9 @@ class EngineCore:
         speculator: Speculator | None = None,
         groups: KVGroups | None = None,
         adapters: CoreAdapters | None = None,
+        value: Callable[[int], float] | None = None,
     ) -> None:
-        self._config, self._pool = config, pool
-        self._tiers, self._states = tiers, states
+        self._config, self._pool, self._tiers, self._states = config, pool, tiers, states
         self._model, self._images, self._adapters = model, images or EncoderCache(), adapters or CoreAdapters()
         self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups, self._adapters.cache)
         self._eos = frozenset(eos)
@@ -82,7 +82,7 @@ class EngineCore:
         self._deadlines: dict[int, SequenceState] = {}
         self._arrivals, self._private_ids = count(1), count(-1, -1)  # the latter of throw-away children
         self._replies: list[m.Reply] = []
-        self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append)
+        self._processor = OutputProcessor(self._span_state, self._masking, self, self._replies.append, value)
         self._overlapped = overlapped = config.loop == "overlapped" or (config.loop == "auto" and runner.queues)
         device = DeviceThread(runner, begin_device) if overlapped and not runner.queues else None
         self._speculator = speculator or Speculator((), (), 1)

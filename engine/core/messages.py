@@ -93,6 +93,8 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Score:
+    """Scores candidate continuations; without candidates, reads the value head."""
+
     sequence: int
     request: int
     candidates: tuple[tuple[int, ...], ...]
@@ -241,6 +243,7 @@ class Loaded:
     proposers: tuple[str, ...] = ()  # of drafts, that a span may name
     speculation: str = "off"  # of spans that name none
     adapters: tuple[tuple[str, str], ...] = ()  # their names, and digests of their files
+    value_head: bool = False  # whether it says how likely a sequence ends right
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,12 @@ def score_jobs(
 ) -> tuple[ScoreGroup, int, list[tuple[Sequence[int], Targets]]]:
     """Builds the jobs that score candidates after a sequence of `length` tokens.
 
-    Returns the request, the first position whose logits matter, and each child's tokens to append and targets.
+    Returns the request, the first position whose logits matter, and each child's tokens to append and targets; one
+    child without targets where there are no candidates.
     """
     first = length - 1
+    if not candidates:
+        return ScoreGroup(request, [[0.0]]), first, [((), {})]
     jobs: list[tuple[Sequence[int], Targets]] = []
     singles = [(i, 0, c[0]) for i, c in enumerate(candidates) if len(c) == 1]
     if singles:
@@ -214,13 +217,20 @@ class OutputProcessor:
     """Processes the outputs of one core's jobs. `emit` takes the replies."""
 
     def __init__(
-        self, span_state: SpanState, masking: Masking, ending: JobListener, emit: Callable[[m.Reply], None]
+        self,
+        span_state: SpanState,
+        masking: Masking,
+        ending: JobListener,
+        emit: Callable[[m.Reply], None],
+        value: Callable[[int], float] | None = None,
     ) -> None:
+        """`value` reads the value head at a row of the newest step's logits."""
         self.generated: Counter[int] = Counter()  # tokens, by the number of their sequence's adapter
         self._span_state = span_state
         self._masking = masking
         self._ending = ending
         self._emit = emit
+        self._value = value
         self._pending: list[tuple[SequenceState, SpanJob]] = []
 
     def sample(self, rows: list[Row], logits: Tensor) -> SamplingInFlight:
@@ -283,6 +293,9 @@ class OutputProcessor:
                 scores.append((job, first, range(at, at + wanted)))
                 if end == len(seq):
                     scored.append((seq, job))
+                    if not job.targets:
+                        assert self._value is not None, "the handle refuses to ask where there is no value head"
+                        job.request.logprobs[0][0] = self._value(at + wanted - 1)
             at += wanted + len(row.draft)
         if scores:
             read_scores(logits, scores)

@@ -90,6 +90,7 @@ class ScoreJob:
     """Reads the log-probabilities of given tokens at given positions on a throw-away child.
 
     `targets` maps a position to (candidate, index in it, token id) triples: the logits at that position decide them.
+    Without any it reads the value head, after the last token.
     """
 
     request: ScoreGroup

@@ -59,6 +59,7 @@ class Client(Protocol):
 
     max_model_len: int
     fallback: Fallback | None
+    value_head: bool
 
     def next_id(self) -> int: ...
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.errors import InvalidParameter
 from engine.model.linear import Linear, PackAffine, Packing
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 WORDS = 32  # of a row in a block
 SMALL_GEMM_TOKENS, GEMM_TOKENS = 2, 128  # of a small gemm, of a gemm: see above

@@ -27,7 +27,7 @@ from engine.model.model_spec import (
     Rope,
     WeightNames,
 )
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 from engine.model.recurrent.gated_delta_net import GatedDeltaNet
 from engine.model.recurrent.mamba2 import Mamba2
 from engine.model.recurrent.states import LayerStates, RecurrentPlan

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.quantized_weight import AffineWeight, round_to_nearest
+from engine.model.quantization.quantized_weight import AffineWeight, round_to_nearest
 
 Linear = Callable[[Tensor], Tensor]  # (tokens, in) -> (tokens, out)
 Pack = Callable[[Tensor, Tensor | None], Linear]  # from weight (out, in) and bias (out,)

@@ -21,7 +21,7 @@ from engine.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor  # only readers of weights need it
 
-    from engine.model.quantized_weight import AffineWeight
+    from engine.model.quantization.quantized_weight import AffineWeight
 
 WANTED_FILES = ("*.json", "*.safetensors", "*.jinja")  # of a hub repository; not its .bin or .gguf versions
 INDEX = "model.safetensors.index.json"

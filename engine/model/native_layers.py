@@ -40,7 +40,7 @@ from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import GatedDelta, ModelSpec, Rope
-from engine.model.quantized_weight import AffineWeight, round_to_nearest
+from engine.model.quantization.quantized_weight import AffineWeight, round_to_nearest
 
 INT4_GROUP = 32  # columns of a scale
 EIGHT_BITS_FROM = 65  # tokens, on AMX: below it a step waits for the weights, and 16 bits cost nothing

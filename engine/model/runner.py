@@ -219,18 +219,27 @@ class ModelRunner:
         self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
         self._kv = kv
         self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
-        self._keep: Callable[[Tensor], None] | None = None
+        self._keeping: list[Callable[[Tensor], None]] = []
         self._follow: Callable[[Step, Batch, Tensor], None] | None = None
 
+    @property
+    def keeps_states(self) -> bool:
+        """Returns whether `keep_states` can be asked: it does not run tile by tile."""
+        return not self._tilewise
+
     def keep_states(self, keep: Callable[[Tensor], None]) -> None:
-        """Hands the final-normed states behind each step's logits, (rows, hidden), to `keep`.
+        """Hands the final-normed states behind each step's logits, (rows, hidden), to `keep` too.
 
         Raises:
             ValueError: it runs tile by tile, where there is no row of them all.
         """
         if self._tilewise:
             raise ValueError("a deterministic runner of torch's layers has no states of a whole step")
-        self._keep = keep
+        self._keeping.append(keep)
+
+    def _kept(self, states: Tensor) -> None:
+        for keep in self._keeping:
+            keep(states)
 
     def follow(self, ran: Callable[[Step, Batch, Tensor], None]) -> None:
         """Hands each step and its batch, once it ran, with the final-normed states of all its tokens, (tokens, hidden),
@@ -254,7 +263,7 @@ class ModelRunner:
             logits = tilewise(self._decoder.forward if self._follow is None else tile, batch, self._kv)
         else:
             keep_all = None if self._follow is None else states.append
-            logits = self._decoder.forward(batch, self._kv, self._keep, keep_all)
+            logits = self._decoder.forward(batch, self._kv, self._kept if self._keeping else None, keep_all)
         if self._follow is not None:
             self._follow(step, batch, torch.cat(states))
         return logits

@@ -206,6 +206,7 @@ async def _answer(
         opened=markers is not None and markers.left_open(prompt, tokenizer),
         closed=markers is not None and markers.left_closed(prompt, tokenizer),
         checker=task.checker if _asks_checker(options) else None, variables=variables,
+        value_head=engine.value_head,
     )  # fmt: skip
     text, last = "", None
     try:

@@ -198,19 +198,19 @@ def count_legal(reply: ModelReply, numbers: Numbers) -> tuple[int, int]:
     return puzzle.count_legal(reply.thinking, numbers)
 
 
-def kept(rng: Random, game: Game) -> tuple[Numbers, int, str]:
-    """A puzzle of the evaluation and a solution, which may need fractions."""
+def kept(rng: Random, game: Game, *, evaluated: bool = True) -> tuple[Numbers, int, str]:
+    """A puzzle of the evaluation, or one that is not of it, and a solution, which may need fractions."""
     while True:
-        numbers, target = draw(rng, 3 if game == "countdown3" else 4, evaluated=True)
+        numbers, target = draw(rng, 3 if game == "countdown3" else 4, evaluated=evaluated)
         if (game == "game24") == (target == 24 and max(numbers) <= 13) or game == "countdown3":
             solution = puzzle.solve(numbers, target)
             if solution is not None:
                 return numbers, target, solution
 
 
-def case(rng: Random, game: Game, *, thinking: bool = True) -> Case:
+def case(rng: Random, game: Game, *, thinking: bool = True, evaluated: bool = True) -> Case:
     """Measures the answer, and with thinking whether every step of the search was legal."""
-    numbers, target, solution = kept(rng, game)
+    numbers, target, solution = kept(rng, game, evaluated=evaluated)
 
     def judge(replies: Sequence[ModelReply]) -> Verdict:
         last = replies[-1] if replies else ModelReply("", "", (), broken=True)

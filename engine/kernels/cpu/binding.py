@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.kernels.buffers import empty_bytes
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 
 class WeightStruct(ctypes.Structure):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 
 def pack(weight: AffineWeight, scale_dtype: torch.dtype) -> dict[str, Tensor]:

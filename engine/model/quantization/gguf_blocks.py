@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.model.quantization.gguf_file import BlockType
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 _Codes = tuple[Tensor, Tensor, Tensor | None]  # codes (blocks, items), scales and minimums (blocks, groups)
 

@@ -13,7 +13,7 @@ from engine.model.loader import Weights
 from engine.model.quantization.gguf_blocks import decode_blocks, decode_floats
 from engine.model.quantization.gguf_config import FREQUENCIES, Metadata, architecture_of, name_of
 from engine.model.quantization.gguf_file import GgufFile, GgufTensor
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 _CHUNK = 1 << 24  # values decoded at once: the steps between take several times their memory
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model.quantized_weight import AffineWeight, round_to_nearest
+from engine.model.quantization.quantized_weight import AffineWeight, round_to_nearest
 
 BLOCK = 128  # columns whose errors reach the rest at once; a group lies within one, or is the whole row
 DAMPING = 0.01  # of the mean second moment, added to all of them

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.model.quantization.quantized_weight import AffineWeight
 from engine.model.quantization.stored_parts import StoredParts
-from engine.model.quantized_weight import AffineWeight
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word holds, the lowest first
 

@@ -29,7 +29,7 @@ from engine.model.quantization.input_statistics import InputStatistics
 from engine.model.quantization.layerwise import LayerwiseModel, LinearName, Projection, Tokens, projections
 from engine.model.quantization.output_directory import OutputDirectory
 from engine.model.quantization.quantized_safetensors import QuantizedSafetensors
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 Form = Literal["int8", "int4"]
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]

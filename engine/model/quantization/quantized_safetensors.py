@@ -20,9 +20,9 @@ from torch import Tensor
 from engine.errors import CheckpointError
 from engine.model.loader import FLOATS, Json, SafetensorsWeights
 from engine.model.quantization.packed_integers import awq, bitsandbytes_int8, gptq, int_quantized, pack_quantized
+from engine.model.quantization.quantized_weight import AffineWeight
 from engine.model.quantization.small_floats import bitsandbytes_4bit, float8, mxfp4
 from engine.model.quantization.stored_parts import StoredParts
-from engine.model.quantized_weight import AffineWeight
 
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes")
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")  # of compressed-tensors

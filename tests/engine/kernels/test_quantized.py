@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine import InvalidParameter
 from engine.kernels import quantized
 from engine.kernels.quantized import dequantize, linear_torch, linear_triton, quantize
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from engine.model.decoder import load_decoder
 from engine.model.linear import Linear, Packing, default_dtype, multiplies_int8, pack_int8
 from engine.model.memory import find_dtype, needs_of, spec_of
 from engine.model.model_spec import ModelSpec
-from engine.model.quantized_weight import AffineWeight, round_to_nearest
+from engine.model.quantization.quantized_weight import AffineWeight, round_to_nearest
 from tests.engine.model import tiny
 from tests.engine.model.instruction_sets import kernels_for
 from tests.engine.model.stepping import Stepper, apart

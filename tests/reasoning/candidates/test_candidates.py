@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span, TokenLogprob
 from engine.beam_search import beam_search
+from engine.model.value_head import ValueHead
 from reasoning.beam import BeamOptions, beam
 from reasoning.best_of_n import BestOfNOptions, best_of_n
 from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candidates
@@ -72,6 +76,33 @@ async def test_the_best_of_n_is_the_one_that_is_scored_highest(engine: Engine) -
     assert sum(piece.spent for piece in pieces) == len(left)
     (spent,) = [event for event in events if isinstance(event, Spent)]
     assert spent.written == sum(event.tokens for event in done) - len(left)
+
+
+async def test_the_value_head_chooses(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "valued"
+    shutil.copytree(model, path)
+    size = json.loads((path / "config.json").read_text())["hidden_size"]
+    ValueHead(torch.randn(size, generator=torch.Generator().manual_seed(1)), torch.tensor(0.0)).save(path)
+    async with await Engine.start(EngineConfig(str(path), dtype="float32", kv_blocks=1024)) as engine:
+        ctx = context(engine, value_head=engine.value_head)
+        events, pieces, left = await run(engine, best_of_n, ctx, BestOfNOptions(n=8, verifier="value"))
+        done = [event for event in events if isinstance(event, CandidateDone)]
+        (chosen,) = [event for event in events if isinstance(event, CandidateChosen)]
+        assert len({event.score for event in done}) > 2
+        assert chosen.score == max(event.score or 0.0 for event in done)
+        assert text(pieces) == next(event.text for event in done if event.index == chosen.index)
+        prompt = engine.tokenizer.encode("<think>", special=True)
+        async with await engine.open([*prompt, *left]) as seq:
+            assert await seq.value() == pytest.approx(chosen.score, abs=1e-5)
+        options = SelfConsistencyOptions(n=3, compare="text", weight="value")
+        events, _, _ = await run(engine, self_consistency, ctx, options)
+        assert any(isinstance(event, CandidateChosen) for event in events)
+
+
+async def test_without_a_value_head_it_is_refused_before_anything_is_written(engine: Engine) -> None:
+    with pytest.raises(InvalidParameter, match="no value head"):
+        await run(engine, best_of_n, context(engine), BestOfNOptions(n=2, verifier="value"))
+    assert (await engine.stats()).generated_tokens == 0
 
 
 async def test_an_answer_that_is_good_enough_ends_the_others(engine: Engine) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.model.quantization.checkpoint import open_weights
-from engine.model.quantized_weight import AffineWeight
+from engine.model.quantization.quantized_weight import AffineWeight
 
 OUT, WIDTH = 48, 64
 NAME = "model.layers.0.mlp.up_proj"
