@@ -19,11 +19,11 @@ from bench.serve.asks import KINDS, LoadKind, LoadRequest, LoadTurn, azure, mixe
 from bench.serve.command import serve
 from bench.serve.load_client import Load, LoadTarget, TurnOutcome, load
 from bench.serve.measured import Objective, in_the_way, percentiles, summary
-from tests.app.conftest import Server, server
+from tests.app.conftest import Server, new_database, server
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["server"]  # fixtures
+__all__ = ["new_database", "server"]  # fixtures
 
 
 def gaps(times: list[float]) -> list[float]:
