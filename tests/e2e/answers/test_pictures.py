@@ -105,15 +105,16 @@ def test_the_picture_of_a_scanned_page_is_asked_about(page: Page, documents_serv
     """The server's model reads text; the page is told that it sees."""
     from playwright.sync_api import Route, expect
 
-    def seeing_models(route: Route) -> None:
-        reply = route.fetch()
-        found = reply.json()
-        route.fulfill(response=reply, json={**found, "data": [{**each, "sees": True} for each in found["data"]]})
-
-    page.route("**/v1/models", seeing_models)
+    held = list[Route]()
+    page.route("**/v1/models", lambda route: held.append(route))
     number = add(documents_server, "scan.pdf", made.pdf([["A dam of beavers."], ["A hive of bees."]]))
     page.goto(f"{documents_server.url}/documents/{number}")
     page.get_by_role("button", name="Ask about the picture of this page").click()
+    expect(page.get_by_role("heading", name="Ask, and watch it think.")).to_be_visible()
+    for route in held:  # the models are known after the picture has come
+        reply = route.fetch()
+        found = reply.json()
+        route.fulfill(response=reply, json={**found, "data": [{**each, "sees": True} for each in found["data"]]})
     expect(page.get_by_role("img", name="Picture 1: scan.pdf, page 1.png")).to_be_visible()
 
 

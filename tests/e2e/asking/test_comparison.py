@@ -95,7 +95,7 @@ def test_two_answers_are_made_side_by_side_and_one_is_gone_on_with(page: Page, s
 
 
 def test_each_of_three_is_stopped_by_itself_and_a_reload_loses_nothing(page: Page, server: RealServer) -> None:
-    server.turn(step_s=0.15)
+    server.turn(step_s=0.5)
     choose_ways(page, "", "best_of_n", "")
     ask(page, "long please")
     stops = page.get_by_role("button", name=re.compile("^Stop model"))
