@@ -60,4 +60,4 @@ def mix64(*values: int) -> int:
 def children_of(candidates: Sequence[Sequence[int]]) -> int:
     """Returns how many children `score_jobs` makes: the sequence has forked so many times more."""
     longer = sum(len(candidate) > 1 for candidate in candidates)
-    return longer + (longer < len(candidates))
+    return longer + (longer < len(candidates) or not candidates)  # the value head is read on one

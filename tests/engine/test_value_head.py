@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from engine import GREEDY, CheckpointError, Engine, EngineConfig, InvalidParameter, Sampling, Span
 from engine.config import DType
+from engine.core.output_processor import score_jobs
+from engine.core.sampling_types import children_of
+from engine.ipc.supervisor import SupervisedLink
 from engine.model.value_head import VALUE_HEAD, ValueHead
 
 Expected = Callable[[list[int]], float]
@@ -98,6 +103,29 @@ async def test_a_cached_prompt_has_a_value_too(engine: Engine, expected: Expecte
     for _ in range(2):
         async with await engine.open(prompt) as seq:
             assert await seq.value() == near(engine, expected(prompt))
+
+
+@pytest.mark.parametrize("candidates", [(), ((1,),), ((1,), (2,)), ((1, 2),), ((1, 2), (3,), (4, 5))])
+def test_a_read_counts_as_the_fork_that_it_is(candidates: tuple[tuple[int, ...], ...]) -> None:
+    assert children_of(candidates) == len(score_jobs(1, candidates, 9)[2])
+
+
+@pytest.mark.slow
+async def test_forks_after_a_value_sample_the_same_when_the_process_was_killed(valued: tuple[Path, DType]) -> None:
+    path, dtype = valued
+    span = Span(Sampling(temperature=1.0, seed=4), max_tokens=12, ignore_eos=True)
+    config = EngineConfig(str(path), dtype=dtype, kv_blocks=400, runs_in="process")
+    written = []
+    for killed in (False, True):
+        async with await Engine.start(config) as engine, await engine.open(list(range(40))) as seq:
+            values = [await seq.value(), await seq.value()]
+            if killed:
+                assert isinstance(engine._link, SupervisedLink)
+                os.kill(engine._link.pid, signal.SIGKILL)
+            (fork,) = seq.fork()
+            written.append((values, (await fork.generate_all(span)).token_ids, await seq.value()))
+    assert written[0][1] == written[1][1]
+    assert [*written[0][0], written[0][2]] == pytest.approx([*written[1][0], written[1][2]], abs=1e-3)
 
 
 async def test_without_a_value_head_there_is_no_value(random_model: Path) -> None:
