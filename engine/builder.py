@@ -201,7 +201,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         )
     runner = _runner(config, decoder, kv, device, max_model_len, images)
     models = _models(config, decoder, path, runner, blocks // width)
-    value_head = ValueHead.read(path, spec.hidden_size) if (keeping := _keeping_states(config, runner)) else None
+    value_head = ValueHead.usable(path, spec.hidden_size) if (keeping := _keeping_states(config, runner)) else None
     if keeping is not None and value_head is not None:
         keeping.keep_states(value_head.keep)
     if mtp_layer is not None:

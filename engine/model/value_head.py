@@ -6,6 +6,7 @@ answers so. Knows nothing of requests.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 VALUE_HEAD = "value_head.safetensors"
 _WEIGHT, _BIAS = "v_head.summary.weight", "v_head.summary.bias"
@@ -48,6 +51,15 @@ class ValueHead:
                 f"{file} has {shapes}; accepted, as TRL saves them: {_WEIGHT} of (1, {hidden_size}), {_BIAS} of (1,)."
             )
         return cls(tensors[_WEIGHT][0].float(), tensors[_BIAS][0].float())
+
+    @classmethod
+    def usable(cls, model: Path, hidden_size: int) -> ValueHead | None:
+        """Returns the value head as `read` does; one that cannot be read is left out with a warning."""
+        try:
+            return cls.read(model, hidden_size)
+        except CheckpointError as error:
+            log.warning("no value head is read: %s", error)
+            return None
 
     def save(self, model: Path) -> None:
         save_file({_WEIGHT: self.weight[None].contiguous(), _BIAS: self.bias[None].contiguous()}, model / VALUE_HEAD)

@@ -137,6 +137,17 @@ async def test_without_a_value_head_there_is_no_value(random_model: Path) -> Non
         assert not engine.value_head
 
 
+async def test_a_model_with_a_head_of_another_shape_runs_without_one(
+    random_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(random_model, path)
+    save_file({"summary.weight": torch.zeros(1, 3)}, path / VALUE_HEAD)
+    async with await Engine.start(EngineConfig(str(path), dtype="float32", kv_blocks=64)) as engine:
+        assert not engine.value_head
+    assert "no value head is read" in caplog.text and "v_head.summary.weight" in caplog.text
+
+
 @pytest.mark.parametrize("tensors", [{"v_head.summary.weight": torch.zeros(1, 3)}, {"weight": torch.zeros(3)}, None])
 def test_a_head_of_another_shape_is_refused(tmp_path: Path, tensors: dict[str, torch.Tensor] | None) -> None:
     if tensors is None:
