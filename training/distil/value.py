@@ -23,8 +23,8 @@ from engine.model.value_head import ValueHead
 from training import export, reply
 from training.conversation import Case
 from training.distil import answers
-from training.evaluate import MAX_TOKENS, SEED, judged, wilson
-from training.pass_at_k import interval, pass_at_k
+from training.evaluate import MAX_TOKENS, SEED, auroc, judged, wilson
+from training.pass_at_k import interval
 from training.plans import computes_bfloat16
 from training.tasks import countdown
 from training.tasks.countdown import Game
@@ -142,8 +142,7 @@ def measured(found: Sequence[JudgedAnswer]) -> ValueResult:
     by_value = [max(some, key=lambda each: (each.ended, each.value)).right for some in puzzles]
     by_confidence = [max(some, key=lambda each: (each.ended, each.confidence)).right for some in puzzles]
     right = [sum(each.right for each in some) for some in puzzles]
-    values = torch.tensor([each.value for each in found]), torch.tensor([each.right for each in found])
-    above = (values[0][values[1]][:, None] > values[0][~values[1]]).float().mean()
+    right_values, wrong_values = ([each.value for each in found if each.right is kind] for kind in (True, False))
     differences = [float(a) - float(b) for a, b in zip(by_value, by_confidence, strict=True)]
     return ValueResult(
         puzzles=len(puzzles),
@@ -152,18 +151,18 @@ def measured(found: Sequence[JudgedAnswer]) -> ValueResult:
         by_value=sum(by_value) / len(puzzles),
         by_value_interval=wilson(sum(by_value), len(puzzles)),
         by_confidence=sum(by_confidence) / len(puzzles),
-        at_least_one=sum(pass_at_k(SAMPLES, each, SAMPLES) for each in right) / len(puzzles),
-        auroc=float(above),
+        at_least_one=sum(each > 0 for each in right) / len(puzzles),
+        auroc=auroc(right_values, wrong_values)[0],
         gain=interval(differences, Random(SEED)),
     )
 
 
-async def _answered(base: Path, cases: Sequence[Case], first: int) -> list[JudgedAnswer]:
+async def _answered(base: Path, cases: Sequence[Case]) -> list[JudgedAnswer]:
     async with await Engine.start(EngineConfig(model=str(base), threads=1)) as engine:
         found = list[JudgedAnswer]()
         for at in range(0, len(cases), 5 * AT_ONCE):
-            found += await answer(engine, cases[at : at + 5 * AT_ONCE], first + at)
-            print(f"{at + 5 * AT_ONCE} of {len(cases)} puzzles", flush=True)
+            found += await answer(engine, cases[at : at + 5 * AT_ONCE], at)
+            print(f"{min(at + 5 * AT_ONCE, len(cases))} of {len(cases)} puzzles", flush=True)
         return found
 
 
@@ -171,9 +170,9 @@ def learned(base: Path, work: Path) -> list[JudgedAnswer]:
     """Returns the answers to learn from, which are written to the base's folder of answers once."""
     path = answers.folder(work, base) / "judged.jsonl"
     if not path.exists():
-        rng = Random(f"value-{GAME}-True")
+        rng = Random("value-countdown4-True")  # the puzzles of the head that is committed
         cases = [countdown.case(rng, GAME, evaluated=False) for _ in range(PUZZLES)]
-        found = asyncio.run(_answered(base, cases, 0))
+        found = asyncio.run(_answered(base, cases))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(asdict(each)) + "\n" for each in found), encoding="utf-8")
@@ -201,7 +200,7 @@ def make(base: Path, work: Path) -> ValueResult:
     fit(last_states(base, found), torch.tensor([each.right for each in found])).save(base)
     rng = Random(f"{SEED}-pass-{GAME}")
     cases = [countdown.case(rng, GAME) for _ in range(MEASURED)]
-    result = measured(asyncio.run(_answered(base, cases, 0)))
+    result = measured(asyncio.run(_answered(base, cases)))
     (base / RESULTS).write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
     describe(result, len(found), base / "README.md")
     return result
