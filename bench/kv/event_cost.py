@@ -12,13 +12,11 @@ from typing import Any
 
 import zmq
 
-from bench.kv.hits import SIZE, Nothing, Prompts, SilentDecoder, read
+from bench.kv.hits import SIZE, Nothing, Prompts, SilentDecoder, ask, read
 from engine.config import EngineConfig, KVEventsConfig
-from engine.core import messages as m
 from engine.core.engine_core import EngineCore
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.kv_event_publisher import event_log
-from engine.params import GREEDY, Span
 
 BLOCKS = 12_000
 ENDPOINT = "ipc:///tmp/ponder-bench-kv-events"
@@ -32,15 +30,8 @@ def run(prompts: Prompts, events: KVEventsConfig | None) -> tuple[float, int]:
     if events is not None:
         pool.events = event_log(events, SIZE, lambda _: None)
     core = EngineCore(config, Nothing(), pool, SilentDecoder, (), b"secret")
-    steps, began = 0, time.thread_time()
-    for number, blocks in enumerate(prompts):
-        tokens = [block for block in blocks for _ in range(SIZE)]
-        core.handle(m.Open(number, (*tokens, -1 - number), "", 0, None))
-        core.handle(m.Generate(number, number, Span(GREEDY, max_tokens=1), 0, 1))
-        while not any(isinstance(reply, m.OutputPiece) for reply in core.take_replies()):
-            core.step()
-            steps += 1
-        core.handle(m.Close(number))
+    began = time.thread_time()
+    steps = sum(ask(core, number, blocks) for number, blocks in enumerate(prompts))
     seconds = time.thread_time() - began
     core.close()
     return seconds, steps

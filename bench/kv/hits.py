@@ -79,6 +79,21 @@ def read(path: Path) -> Prompts:
     return [json.loads(line)["hash_ids"] for line in path.read_text("utf-8").splitlines()]
 
 
+def ask(core: EngineCore, number: int, blocks: Sequence[int], stepped: Callable[[], None] = lambda: None) -> int:
+    """Has the core answer one prompt with a token, each of its blocks full of one number; `stepped` is called after
+    each step. Returns the steps."""
+    steps = 0
+    tokens = [block for block in blocks for _ in range(SIZE)]
+    core.handle(m.Open(number, (*tokens, -1 - number), "", 0, None))
+    core.handle(m.Generate(number, number, Span(GREEDY, max_tokens=1), 0, 1))
+    while not any(isinstance(reply, m.OutputPiece) for reply in core.take_replies()):
+        core.step()
+        stepped()
+        steps += 1
+    core.handle(m.Close(number))
+    return steps
+
+
 def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0) -> float:
     """The share of all blocks that were found, with a pool and tiers of so many blocks."""
     with tempfile.TemporaryDirectory() as directory:
@@ -91,13 +106,7 @@ def engine_hits(prompts: Prompts, pool_blocks: int, host: int = 0, disk: int = 0
         config = EngineConfig("none", block_size=SIZE, max_batch_tokens=1 << 20)
         core = EngineCore(config, device, pool, SilentDecoder, (), b"secret", tiers=tiers)
         for number, blocks in enumerate(prompts):
-            tokens = [block for block in blocks for _ in range(SIZE)]
-            core.handle(m.Open(number, (*tokens, -1 - number), "", 0, None))
-            core.handle(m.Generate(number, number, Span(GREEDY, max_tokens=1), 0, 1))
-            while not any(isinstance(reply, m.OutputPiece) for reply in core.take_replies()):
-                core.step()
-                core.handle(m.TransferDone())
-            core.handle(m.Close(number))
+            ask(core, number, blocks, lambda: core.handle(m.TransferDone()))
         hits = core.stats().prefix_hit_tokens // SIZE
         core.close()
     return hits / sum(map(len, prompts))
