@@ -125,7 +125,7 @@ def resampled(samples: Sequence[StepSample], seed: int = 0) -> ResampledCost:
 def simulated(requests: Sequence[RecordedRequest], samples: Sequence[StepSample]) -> Json:
     """Returns the median figures of simulations with several seeds."""
     config = EngineConfig("simulated", block_size=SIZE, kv_blocks=KV_BLOCKS)
-    found = [
+    found: list[Json] = [
         run(FleetConfig(config, KV_BLOCKS, resampled(samples, seed), 1, "round_robin", MAX_LEN), requests).summary()
         for seed in range(SEEDS)
     ]
