@@ -82,7 +82,7 @@ def on_trace(name: str, load: float) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What readers saw of a run, and its steps."""
+    """Outcomes that readers saw of a run, and its steps."""
 
     outcomes: Sequence[TurnOutcome]
     samples: Sequence[StepSample]
