@@ -472,7 +472,7 @@ def serve() -> Iterator[FakeServer]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        config = uvicorn.Config(Late(build_app(world)), log_level="warning", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(build_app(world), log_level="warning", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         ready: threading.Event = threading.Event()
         loops: list[asyncio.AbstractEventLoop] = []
@@ -494,19 +494,3 @@ def serve() -> Iterator[FakeServer]:
             fake.drop_streams()
             server.should_exit = True
             thread.join(timeout=10)
-
-
-class Late:
-    """TEMP: answers each request late."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        import os
-        import random
-
-        most = float(os.environ.get("PONDER_LATE", "0"))
-        if scope["type"] == "http" and most:
-            await asyncio.sleep(random.uniform(0.1, 1) * most)
-        await self.app(scope, receive, send)

@@ -239,6 +239,7 @@ export class Conversation {
         const place = { regenerate: question_id, compare: true } as const;
         const started = await startRun(id, place, reply.wishes ?? {}, newKey());
         reply.id = started.message_id;
+        keepCompared(id, [first, ...others].flatMap((each) => each.id ?? [])); // at once: the page may be left
         if (signal.aborted) continue;
         this.messages = [...this.messages.slice(0, -1), reply]; // the chat's current branch ends with it
         void this.#watch(reply, started.run_id, signal);
@@ -246,7 +247,6 @@ export class Conversation {
         reply.fail(failureOf(error));
       }
     }
-    if (!signal.aborted) keepCompared(id, [first, ...others].flatMap((reply) => reply.id ?? []));
   }
 
   /** Put answers to the last question side by side: those with the ids, or that are being made. */
