@@ -6,7 +6,10 @@ so a mistyped one gets the API's own 404 instead of a page.
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
+import html
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -26,8 +29,9 @@ HERE = Path(__file__).parent
 PLACES = (HERE / "page", HERE.parent / "web" / "dist")  # in a wheel; in a checkout
 RESERVED = frozenset({"api", "v1", "mcp", "metrics", "health", "openapi.json"})
 
+POLICY = "Content-Security-Policy"
 SECURITY = {
-    "Content-Security-Policy": "; ".join(
+    POLICY: "; ".join(
         (
             "default-src 'self'",
             "script-src 'self'",
@@ -60,15 +64,20 @@ NOT_BUILT = """<!doctype html>
 """
 
 
+ABOUT = '<p class="about"></p>'  # of index.html
+LAST = 24  # messages of a chat that its page asks for first, in web/src/lib/api.ts
 CHAT_PART = "src/components/chat/Message.svelte"  # shows messages; the first screen is made without it
 
 
-def mount_page(app: Starlette, known: Callable[[Request], bool] = lambda request: False) -> None:
+def mount_page(
+    app: Starlette, known: Callable[[Request], bool] = lambda request: False, about: Callable[[], str] = str
+) -> None:
     """Serve the page at `/`. To be called after all other routes: their paths are theirs.
 
     `known` tells whether a request's sender may likely read chats: the page of a chat then names it for preloading.
+    `about` says what the model is, which the first screen shows before its program is loaded.
     """
-    app.router.routes.append(PageFiles(PLACES, known))
+    app.router.routes.append(PageFiles(PLACES, known, about))
 
 
 def is_pages(method: str, path: str) -> bool:
@@ -79,8 +88,11 @@ def is_pages(method: str, path: str) -> bool:
 class PageFiles(BaseRoute):
     """A route for every address that is left over, except the API's."""
 
-    def __init__(self, places: Iterable[Path], known: Callable[[Request], bool] = lambda request: False) -> None:
-        self.places, self.known = tuple(places), known
+    def __init__(
+        self, places: Iterable[Path], known: Callable[[Request], bool] = lambda request: False,
+        about: Callable[[], str] = str,
+    ) -> None:  # fmt: skip
+        self.places, self.known, self.about = tuple(places), known, about
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         if scope["type"] != "http" or not is_pages(scope["method"], scope["path"]):
@@ -109,7 +121,7 @@ class PageFiles(BaseRoute):
             return self.send(file, request, FOREVER if hashed else REVALIDATE)
         if PurePosixPath(name).suffix or name.startswith("assets/"):
             raise HTTPException(404)  # a file that is not there is no place in the page
-        return self.send(root / "index.html", request, REVALIDATE | self.preloads(root, request))
+        return self.send_index(root / "index.html", request, REVALIDATE | self.preloads(root, request))
 
     def preloads(self, root: Path, request: Request) -> dict[str, str]:
         """A `Link` header (RFC 8288) with what a chat's page will ask for, so that a browser asks for it at once."""
@@ -120,8 +132,19 @@ class PageFiles(BaseRoute):
         links = [*_chat_parts(chunks, chunks.stat().st_mtime_ns)] if chunks.is_file() else []
         links.append("</api/session>; rel=preload; as=fetch; crossorigin")
         if self.known(request):
-            links.append(f"</api/chats/{quote(path.name, safe='')}>; rel=preload; as=fetch; crossorigin")
+            links.append(f"</api/chats/{quote(path.name, safe='')}?last={LAST}>; rel=preload; as=fetch; crossorigin")
         return {"Link": ", ".join(links)}
+
+    def send_index(self, file: Path, request: Request, caching: dict[str, str]) -> Response:
+        """`index.html` with what the model is, gzipped where that is taken, or 304 when the browser has it already."""
+        small = "gzip" in request.headers.get("accept-encoding", "")
+        content, tag, policy = _filled(file, file.stat().st_mtime_ns, self.about(), small)
+        headers = {"Vary": "Accept-Encoding", "ETag": tag} | SECURITY | {POLICY: policy} | caching
+        if tag in _known_tags(request):
+            return Response(status_code=304, headers=headers)
+        if small:
+            headers["Content-Encoding"] = "gzip"
+        return HTMLResponse(content, headers=headers)
 
     def send(self, file: Path, request: Request, caching: dict[str, str]) -> Response:
         """The file, gzipped where that helps, or 304 when the browser has it already."""
@@ -138,11 +161,31 @@ class PageFiles(BaseRoute):
 def _small(file: Path, changed_ns: int, request: Request, whole: Response) -> Response:
     """The same, gzipped. It has a tag of its own: it is other bytes."""
     headers = {"Vary": "Accept-Encoding", "ETag": f'{whole.headers["etag"][:-1]}-gzip"'}
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if headers["ETag"] in known:
+    if headers["ETag"] in _known_tags(request):
         return Response(status_code=304, headers=headers)
     headers["Content-Encoding"] = "gzip"
     return Response(_gzipped(file, changed_ns), media_type=whole.headers["content-type"], headers=headers)
+
+
+def _known_tags(request: Request) -> list[str]:
+    """Returns the tags of what the browser has (RFC 9110, section 13.1.2)."""
+    return [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+
+
+@lru_cache(maxsize=8)
+def _filled(index: Path, changed_ns: int, about: str, small: bool) -> tuple[bytes, str, str]:
+    """Returns the page with what the model is, gzipped if `small`, its tag, and the policy that allows what it has
+    inside: a script and styles, by their hashes (CSP level 3)."""
+    page = index.read_text("utf-8")
+    policy = SECURITY[POLICY]
+    for kind in ("script", "style"):
+        for inside in re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL):
+            found = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+            policy = policy.replace(f"{kind}-src 'self'", f"{kind}-src 'self' 'sha256-{found}'")
+    content = page.replace(ABOUT, f"{ABOUT[:-4]}{html.escape(about)}</p>").encode()
+    if small:
+        content = gzip.compress(content, 9, mtime=0)
+    return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"', policy
 
 
 @lru_cache(maxsize=8)

@@ -194,7 +194,10 @@ def create_app(
         app.add_middleware(RequireUser, auth=lambda: state.auth)
     add_middleware(app, settings)
     # Last: it answers for every path that nobody else took.
-    mount_page(app, lambda request: settings.auth == "off" or session_token(request.headers) is not None)
+    mount_page(
+        app, lambda request: settings.auth == "off" or session_token(request.headers) is not None,
+        about=lambda: state.served.about.text,
+    )  # fmt: skip
     return app
 
 

@@ -16,7 +16,6 @@ from typing import Self
 from engine.core import messages as m
 from engine.errors import ContextLengthExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
-from engine.model.value_head import VALUE_HEAD
 from engine.multimodal.image_input import ImageInput
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
 from engine.params import Span
@@ -221,7 +220,8 @@ class Sequence:
         self._check_not_empty()
         if not self._engine.value_head:
             raise InvalidParameter(
-                "value", f"There is no value head to read; accepted: a model with {VALUE_HEAD}, on a CPU's own kernels."
+                "value",
+                "There is no value head to read; accepted: a model with value_head.safetensors, on a CPU's kernels.",
             )
         ((value,),) = await self._scored(())
         return value

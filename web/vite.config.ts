@@ -1,6 +1,8 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import type { Plugin } from "vite";
 import { defineConfig } from "vitest/config";
+import { de } from "./src/lib/strings/de";
+import { en } from "./src/lib/strings/en";
 
 interface Modules {
   getModuleInfo(id: string): { isEntry: boolean; importers: string[] } | null;
@@ -32,8 +34,31 @@ const facesStay: Plugin = {
   transform: (code, id) => (/@fontsource-variable\/.*\/wght\.css$/.test(id) ? code.replace(FIRST_FACES, "font-display: optional;") : undefined),
 };
 
+/** Fills the headline's words, in each language, into index.html. */
+const headline: Plugin = {
+  name: "headline",
+  transformIndexHtml: (html) => html.replace("%WELCOME_EN%", en.welcome).replace("%WELCOME_DE%", de.welcome),
+};
+
+/**
+ * The styles of what the entry imports are in index.html, as the script before its first paint is: each would be another
+ * wait over a slow network. app/page.py allows them by their hashes.
+ */
+const stylesInside: Plugin = {
+  name: "styles-inside",
+  apply: "build",
+  transformIndexHtml: {
+    order: "post",
+    handler: (html, { bundle }) =>
+      html.replace(/<link rel="stylesheet"[^>]*href="\/([^"]+)">/g, (link, name: string) => {
+        const styles = bundle?.[name];
+        return styles?.type === "asset" ? `<style>${styles.source.toString()}</style>` : link;
+      }),
+  },
+};
+
 export default defineConfig({
-  plugins: [facesStay, svelte()],
+  plugins: [facesStay, headline, stylesInside, svelte()],
   build: {
     rolldownOptions: { output: { codeSplitting: { groups: [{ name: initial }] } } },
     target: "es2022",

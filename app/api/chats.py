@@ -106,7 +106,11 @@ DeletedChatParams = Annotated[DeletedChatQuery, Depends(QueryParams(DeletedChatQ
 class ChatQuery(BaseModel):
     """The parameters of `GET /api/chats/{id}`."""
 
-    all: Flag = Field("false", description="true or false")
+    all: Flag = Field("false", description="true or false: whether the messages of all branches")
+    last: WholeNumber | None = Field(
+        None, ge=1, le=_MAX_COUNT,
+        description=f"a whole number from 1 to {_MAX_COUNT}: so many messages of the current branch, the last ones",
+    )  # fmt: skip
 
 
 ChatParams = Annotated[ChatQuery, Depends(QueryParams(ChatQuery))]
@@ -185,11 +189,14 @@ async def search_chats(user: User, state: AppState, given: ChatSearchParams) -> 
 @router.get("/chats/{chat_id}")
 async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> dict[str, Any]:
     store = state.store
+    if given.all == "true" and given.last is not None:
+        raise invalid("last", "last is of the current branch, and all=true asks for every one; accepted: one of them.")
     row, messages = await store.chats.whole(user, chat_id)
     tree = Tree(messages)
     # The message as stored, not as of now: its events are read from `active_run_ids` from their start.
     active = [m["run_id"] for m in messages if m["status"] == "running"]
-    shown = messages if given.all == "true" else tree.branch(row["leaf_id"])
+    branch = messages if given.all == "true" else tree.branch(row["leaf_id"])
+    shown = branch if given.last is None else branch[-given.last :]
     sent = [SentFile(**each) for message in shown for each in message["files"]]
     files = iter(await attached(state.library, user, sent))
     return {
@@ -203,6 +210,7 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
             }
             for message in shown
         ],
+        "earlier": len(branch) - len(shown),
         "active_run_id": active[0] if active else None,
         "active_run_ids": active,
     }

@@ -57,7 +57,7 @@ def simulate(request: SimulateRequest, settings: Settings, as_json: bool) -> Non
     if request.plot is not None:
         _check_plot(request.plot)
     try:
-        trace, device = load_trace(request.trace), load_device(request.cost)
+        trace, device = load_trace(request.trace), load_device(request.cost, request.seed)
         config = fleet_config(request, device, settings)
         period = duration_s(trace)
         expected = round(len(trace) * request.copies * (request.hours * 3600 / period if request.hours else 1))

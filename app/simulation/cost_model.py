@@ -1,16 +1,19 @@
 """Cost of a step in seconds, from its rows alone: fitted to measured steps, or a roofline of published figures.
 
 A step is described by five counts. A linear cost is fitted to steps that an engine ran (`fit`, non-negative least
-squares). A roofline (Williams, Waterman and Patterson 2009) is the longer of the time to compute and the time to read
-and write, each at a share of what the device's maker publishes. Knows nothing of sequences, schedulers or devices.
+squares), and how they differ from it can be drawn beside it. A roofline (Williams, Waterman and Patterson 2009) is the
+longer of the time to compute and the time to read and write, each at a share of what the device's maker publishes.
+Knows nothing of sequences, schedulers or devices.
 """
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +24,7 @@ FEATURES = ("step", "prefill_token", "decode", "context_token", "prefill_pair")
 LIMITS = ("kv_tokens", "max_batch_tokens", "max_model_len")
 _USED_SHARE = 0.92  # of a GPU's memory, as the engine uses
 _PASSES = 3  # of a fit, each without the steps that the one before explains worst
+_BINS, _QUANTILES = 16, 128  # of a variation
 _OUTLIERS = 4.0  # times the median relative error, beyond which a step was disturbed by other work on the machine
 
 
@@ -60,6 +64,37 @@ class LinearCost:
             self.step + self.prefill_token * load[0] + self.decode * load[1] + self.context_token * load[2]
             + self.prefill_pair * load[3]
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepVariation:
+    """Ratios of measured to fitted seconds: quantiles of them for the steps between two `edges`, in fitted seconds.
+    There is one row of `ratios` more than edges."""
+
+    edges: tuple[float, ...]
+    ratios: tuple[tuple[float, ...], ...]
+
+
+@dataclass(slots=True)
+class ResampledCost:
+    """A linear cost, times a ratio drawn from those of measured steps about as long (residual bootstrap, Efron 1979).
+
+    The same steps differ on a machine. The high percentiles of gaps, and the chunks of a policy that learns from steps,
+    go by how much. Draws depend on `seed` and on their number so far.
+    """
+
+    cost: LinearCost
+    variation: StepVariation
+    seed: int = 0
+    _random: Random = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+
+    def seconds(self, load: StepLoad) -> float:
+        fitted = self.cost.seconds(load)
+        ratios = self.variation.ratios[bisect_right(self.variation.edges, fitted)]
+        return fitted * ratios[int(self._random.random() * len(ratios))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +194,20 @@ def fit_held_out(samples: Sequence[tuple[StepLoad, float]], every: int = 5) -> F
     return FittedCost(cost, len(samples) - len(held), len(held), float(np.median(errors)), total)
 
 
+def variation_of(samples: Sequence[tuple[StepLoad, float]], cost: LinearCost) -> StepVariation:
+    """Returns how steps differ from their fitted cost, in bins of as many steps each."""
+    fitted = np.array([cost.seconds(load) for load, _ in samples])
+    ratios = np.array([seconds for _, seconds in samples]) / fitted
+    edges = np.quantile(fitted, np.linspace(0, 1, _BINS + 1)[1:-1])
+    at = np.searchsorted(edges, fitted, side="right")
+    middles = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    rows = [ratios[at == each] for each in range(_BINS)]
+    return StepVariation(
+        tuple(map(float, edges)),
+        tuple(tuple(map(float, np.quantile(row if len(row) else ratios, middles))) for row in rows),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
     """A device with a model: the cost of its steps, the tokens of its K/V pool, of a step and of a sequence."""
@@ -170,8 +219,8 @@ class SimulatedDevice:
     max_model_len: int
 
 
-def load_device(name: str) -> SimulatedDevice:
-    """Returns a preset, or reads a file that `device_json` wrote.
+def load_device(name: str, seed: int = 0) -> SimulatedDevice:
+    """Returns a preset, or reads a file that `device_json` wrote. `seed` is of its steps' variation, if it has one.
 
     Raises:
         CostError: there is no such preset or file, or the file has no costs.
@@ -186,6 +235,7 @@ def load_device(name: str) -> SimulatedDevice:
         found = json.loads(Path(name).read_text("utf-8"))
         parts = [float(found["cost"][each]) for each in FEATURES]
         limits = [int(found[each]) for each in LIMITS]
+        variation = None if found.get("variation") is None else _variation(**found["variation"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         accepted = f"{', '.join(PRESETS)}, or a JSON file with `cost` ({', '.join(FEATURES)}) and {', '.join(LIMITS)}"
         raise CostError(
@@ -195,18 +245,32 @@ def load_device(name: str) -> SimulatedDevice:
         raise CostError(f"{name} has costs {parts}; accepted: numbers of seconds, 0 or more, not all of them 0.")
     if min(limits) < 1:
         raise CostError(f"{name} has limits {limits}; accepted: {', '.join(LIMITS)} of 1 or more.")
-    return SimulatedDevice(name, LinearCost(*parts), *limits)
+    cost = LinearCost(*parts)
+    return SimulatedDevice(name, cost if variation is None else ResampledCost(cost, variation, seed), *limits)
+
+
+def _variation(edges: Sequence[float], ratios: Sequence[Sequence[float]]) -> StepVariation:
+    found = StepVariation(tuple(map(float, edges)), tuple(tuple(map(float, row)) for row in ratios))
+    rising = list(found.edges) == sorted(found.edges)
+    if not rising or len(found.ratios) != len(found.edges) + 1 or not all(found.ratios):
+        raise ValueError("the variation needs rising edges, and one row of ratios more than edges, none empty")
+    if not all(np.isfinite(each) and each > 0 for row in found.ratios for each in row):
+        raise ValueError("a ratio of the variation is not above 0")
+    return found
 
 
 def device_json(device: SimulatedDevice) -> dict[str, object]:
     """Returns what `load_device` reads.
 
     Raises:
-        ValueError: its cost is no linear one.
+        ValueError: its cost is of another kind.
     """
+    limits = {each: getattr(device, each) for each in LIMITS}
+    if isinstance(device.cost, ResampledCost):
+        return {"cost": asdict(device.cost.cost), "variation": asdict(device.cost.variation), **limits}
     if not isinstance(device.cost, LinearCost):
-        raise ValueError(f"the cost is a {type(device.cost).__name__}; accepted: a LinearCost.")
-    return {"cost": asdict(device.cost), **{each: getattr(device, each) for each in LIMITS}}
+        raise ValueError(f"the cost is a {type(device.cost).__name__}; accepted: LinearCost, ResampledCost.")
+    return {"cost": asdict(device.cost), **limits}
 
 
 def _non_negative(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import statistics
 import tempfile
@@ -32,10 +33,13 @@ def browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def scripted(texts: Mapping[str, str]) -> Iterator[RealServer]:
-    """The real server with a model that writes these texts."""
+def scripted(texts: Mapping[str, str], card: Path | None = None) -> Iterator[RealServer]:
+    """The real server with a model that writes these texts, and says of itself what the file `card` does."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_scripted(Path(folder) / "model", texts)
+        if card is not None:
+            said = json.loads(card.read_text("utf-8"))
+            (model / "ponder.json").write_text(json.dumps({name: said[name] for name in ("about", "starters")}))
         with running(Path(folder), "--model", str(model), "--dtype", "float32") as server:
             yield server
 

@@ -11,6 +11,7 @@ from bench.page.browsing import CHROMIUM, Json, browser, scripted
 from bench.page.frames import section
 from hatch_build import node_binary, npm_script
 
+PEBBLE = Path(__file__).parents[2] / "models/pebble"  # what a newcomer's first screen says
 FOLDER = Path(__file__).parents[2] / "build/lighthouse"
 VERSION = "13"
 CATEGORIES = ("performance", "accessibility", "best-practices")
@@ -23,7 +24,8 @@ def lighthouse() -> Json:
     """
     program = _program()
     made: Json = {}
-    with scripted({"mixed": "".join(section(i) for i in range(1, 4))}) as server, browser() as chromium:
+    texts = {"mixed": "".join(section(i) for i in range(1, 4))}
+    with scripted(texts, PEBBLE / "ponder.json") as server, browser() as chromium:
         chat, _ = server.ask("mixed it is")
         page = chromium.new_page()
         page.goto(f"{server.direct}/c/{chat}")
@@ -47,7 +49,10 @@ def _node(script: Path, *args: str) -> str:
     path = f"{node_binary().parent}{os.pathsep}{os.environ.get('PATH', '')}"
     env = os.environ | {"PATH": path, "CHROME_PATH": CHROMIUM}
     command = [str(node_binary()), str(script), *args]
-    return subprocess.run(command, cwd=FOLDER, env=env, text=True, capture_output=True, check=True, timeout=300).stdout
+    ran = subprocess.run(command, cwd=FOLDER, env=env, text=True, capture_output=True, timeout=300, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{script.name} ended with {ran.returncode}: {(ran.stderr or ran.stdout).strip()[-2000:]}")
+    return ran.stdout
 
 
 def _scores(program: Path, url: str, form: str) -> Json:

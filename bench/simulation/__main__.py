@@ -11,11 +11,15 @@ from bench.parts import Json, measure_parts
 from bench.simulation.validation import on_trace
 
 TRACES = ("azure", "mooncake")
-PARTS: dict[str, Callable[[], Json]] = {f"held-out minute of {name}": partial(on_trace, name) for name in TRACES}
+LOADS = (0.3, 0.5)  # of the engine's rate with everything at once
+PARTS: dict[str, Callable[[], Json]] = {
+    f"{name} at {load:.0%}": partial(on_trace, name, load) for name in TRACES for load in LOADS
+}
 
 
 if __name__ == "__main__":
     made = measure_parts("simulation", "The cost of a step, and the simulator against the engine.", PARTS)
-    for name, part in zip(TRACES, PARTS, strict=True):
+    for name in TRACES:
+        part = f"{name} at {LOADS[-1]:.0%}"
         if part in made:  # for `ponder simulate --cost`
             Path(f"step-cost-{name}.json").write_text(json.dumps(made[part]["device"], indent=1) + "\n", "utf-8")

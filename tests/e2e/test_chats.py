@@ -18,7 +18,7 @@ from tests.e2e.support.scripted_model import write_scripted
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.e2e.support.real_pages import (
     ask,
@@ -290,6 +290,48 @@ def test_a_long_chat_opens_at_its_end_and_has_all_its_messages(page: Page, serve
     expect(page.get_by_text("Words number 0.")).to_be_in_viewport()
 
 
+def test_a_long_chat_is_shown_while_its_beginning_is_not_there(page: Page, server: RealServer, watch: Watch) -> None:
+    watch.expect_errors()  # of the request that fails
+    said = [
+        message(f"m{at}", f"m{at - 1}" if at else None, ("user", "assistant")[at % 2], f"Words number {at}.")
+        for at in range(90)
+    ]
+    (chat,) = imported(server.http, file(*said))
+    held, refused = list[Route](), list[Route]()
+
+    def hold(route: Route) -> None:
+        if route.request.method != "GET":
+            route.continue_()
+        elif refused:
+            held.append(route)
+        else:
+            refused.append(route)
+            route.abort()
+
+    page.route(f"**/api/chats/{chat}", hold)
+    page.goto(f"{server.direct}/c/{chat}")
+    articles = page.locator("main article")
+    expect(articles).to_have_count(24)
+    expect(page.get_by_text("Words number 89.")).to_be_in_viewport()
+    questions = page.get_by_role("article", name="You")
+    questions.first.get_by_role("button", name="Edit the question").click()
+    page.get_by_role("textbox", name="Your question").fill("red please")
+    page.keyboard.press("Enter")
+    expect(articles).to_have_count(2)
+    expect(articles.last).to_contain_text("The answer is red.")
+    while not held:
+        page.wait_for_timeout(50)
+    for route in held:
+        route.continue_()
+    page.unroute(f"**/api/chats/{chat}")
+    expect(articles).to_have_count(68)  # those before the question, in its branch
+    expect(articles.first).to_contain_text("Words number 0.")
+    expect(articles.last).to_contain_text("The answer is red.")
+    expect(articles.last).to_be_in_viewport()
+    said_now = [each["content"] for each in server.http.get(f"/api/chats/{chat}").json()["messages"]]
+    assert said_now == [f"Words number {at}." for at in range(66)] + ["red please", "The answer is red."]
+
+
 def test_a_chat_is_asked_for_with_its_page_and_once(page: Page, server: RealServer) -> None:
     said = [
         message(f"m{at}", f"m{at - 1}" if at else None, ("user", "assistant")[at % 2], f"Number {at}.")
@@ -302,7 +344,8 @@ def test_a_chat_is_asked_for_with_its_page_and_once(page: Page, server: RealServ
     expect(page.locator("main article")).to_have_count(60)
     expect(page.get_by_text("Number 59.")).to_be_in_viewport()
     page.wait_for_load_state("networkidle")
-    assert asked.count(f"/api/chats/{chat}") == asked.count("/api/session") == 1, asked
+    wanted = (f"/api/chats/{chat}?last=24", f"/api/chats/{chat}", "/api/session")
+    assert [asked.count(each) for each in wanted] == [1, 1, 1], asked
     assert not any("/Picks" in each for each in asked), "the first screen was drawn before the chat"
     within = page.locator("main .messages > div > article")
     expect(within).to_have_count(60)  # in stretches that come into sight together

@@ -294,6 +294,7 @@ def test_chats_are_listed_opened_and_deleted(page: Page, fake: FakeServer) -> No
     fake.play(answer("Seven."))
     ask(page, "A number")
     expect(reply(page)).to_contain_text("Seven.")
+    expect(page.get_by_role("link", name="A number")).to_be_visible()  # above the other, which moves down for it
     page.get_by_role("link", name="A colour").click()
     expect(reply(page)).to_contain_text("Red.")
     expect(page).to_have_title("A colour · Ponder")

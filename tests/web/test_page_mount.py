@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -18,7 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     built = tmp_path / "dist"
     (built / "assets").mkdir(parents=True)
     (built / "index.html").write_text("<title>the page</title>")
-    (built / "theme.js").write_text("1")
+    (built / "favicon.svg").write_text("1")
     (built / "assets" / "index-abc123.js").write_text("2")
     (tmp_path / "secret.txt").write_text("secret")
     monkeypatch.setattr(app.page, "PLACES", (tmp_path / "absent", built))
@@ -50,7 +52,7 @@ def test_addresses_of_the_page_get_index_html(client: TestClient, path: str) -> 
 
 def test_hashed_files_are_kept_for_good_and_others_are_asked_about(client: TestClient) -> None:
     assert "immutable" in client.get("/assets/index-abc123.js").headers["cache-control"]
-    assert client.get("/theme.js").headers["cache-control"] == "no-cache"
+    assert client.get("/favicon.svg").headers["cache-control"] == "no-cache"
 
 
 def test_an_unchanged_file_is_not_sent_again(client: TestClient) -> None:
@@ -80,7 +82,7 @@ def test_texts_are_sent_gzipped_to_who_takes_that(client: TestClient, root: Path
     assert part.status_code == 206 and part.text == "many"
 
 
-@pytest.mark.parametrize("path", ["/", "/assets/index-abc123.js", "/theme.js", "/c/x"])
+@pytest.mark.parametrize("path", ["/", "/assets/index-abc123.js", "/favicon.svg", "/c/x"])
 def test_every_answer_carries_the_security_headers(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     assert "default-src 'self'" in headers["content-security-policy"]
@@ -142,7 +144,7 @@ def test_the_page_of_a_chat_names_what_it_will_ask_for(root: Path, known: bool) 
     for path in ("/", "/c", "/c/one/more", "/documents/7", "/assets/index-abc123.js"):
         assert "link" not in client.get(path).headers, path
     links = client.get("/c/a%20%3E%2Cb").headers["link"].split(", ")
-    chat = "</api/chats/a%20%3E%2Cb>; rel=preload; as=fetch; crossorigin"
+    chat = "</api/chats/a%20%3E%2Cb?last=24>; rel=preload; as=fetch; crossorigin"
     assert (chat in links) == known, "nobody's request for a chat would be refused, and that be in the console"
     assert [link for link in links if link != chat] == [
         "</assets/initial.js>; rel=modulepreload",
@@ -157,3 +159,29 @@ def test_a_page_built_without_a_list_of_its_chunks_is_served(client: TestClient,
     assert client.get("/c/one").headers["link"] == "</api/session>; rel=preload; as=fetch; crossorigin"
     (root / "chunks.json").write_text("{}")
     assert client.get("/c/one").status_code == 200
+
+
+def test_the_first_screen_says_what_the_model_is_before_its_program_runs(root: Path) -> None:
+    (root / "index.html").write_text('<main><p class="about"></p></main>')
+    server, about = FastAPI(), ["Small & <new>."]
+    mount_page(server, about=lambda: about[0])
+    client = TestClient(server)
+    shown = client.get("/")
+    assert shown.text == '<main><p class="about">Small &amp; &lt;new&gt;.</p></main>'
+    assert shown.headers["content-encoding"] == "gzip" and "default-src" in shown.headers["content-security-policy"]
+    whole = client.get("/", headers={"accept-encoding": "identity"})
+    assert whole.text == shown.text and whole.headers["etag"] != shown.headers["etag"]
+    known = {"if-none-match": shown.headers["etag"]}
+    assert client.get("/", headers=known).status_code == 304
+    about[0] = "Another."
+    assert "Another." in client.get("/", headers=known).text
+
+
+def test_what_the_page_has_inside_is_allowed_by_its_hash_and_nothing_else(root: Path) -> None:
+    (root / "index.html").write_text('<script>\n1\n</script><style>a{}</style><p class="about"></p>')
+    server = FastAPI()
+    mount_page(server, about=lambda: "<script>2</script><style>b{}</style>")
+    policy = TestClient(server).get("/").headers["content-security-policy"]
+    script, style = (base64.b64encode(hashlib.sha256(inside).digest()).decode() for inside in (b"\n1\n", b"a{}"))
+    assert f"script-src 'self' 'sha256-{script}'; style-src 'self' 'sha256-{style}';" in policy
+    assert "sha256" not in TestClient(server).get("/favicon.svg").headers["content-security-policy"]

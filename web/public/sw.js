@@ -1,7 +1,7 @@
 // The page's service worker: what is needed to open the page is kept, so that it opens without a connection. Answers of
 // the server are never kept: requests to its interfaces, streams among them, pass by.
 const KEPT = "ponder-page";
-const SHELL = ["/theme.js", "/favicon.svg", "/manifest.webmanifest"];
+const SHELL = ["/favicon.svg", "/manifest.webmanifest"];
 const INTERFACES = /^\/(api|v1|mcp|metrics|health|share|openapi\.json)(\/|$)/;
 
 /** Keeps a page, with the files that its first load asks for and none of an earlier build. */
@@ -9,7 +9,7 @@ async function keepPage(page) {
   const kept = await caches.open(KEPT);
   const before = await kept.match("/");
   if (before?.headers.get("etag") === page.headers.get("etag")) return;
-  const named = new Set((await page.clone().text()).match(/\/assets\/[\w./-]+/g));
+  const named = new Set((await page.clone().text()).match(/(?<=(?:src|href)=")\/assets\/[\w./-]+/g));
   const old = (await kept.keys()).filter(({ url }) => !named.has(new URL(url).pathname));
   await kept.addAll([...SHELL, ...named]);
   await kept.put("/", page);

@@ -4,6 +4,7 @@ import "@fontsource-variable/newsreader/wght.css";
 import "@fontsource-variable/newsreader/wght-italic.css";
 import "./app.css";
 import { mount } from "svelte";
+import { prerendered } from "./lib/prerendered";
 import { speakChosen } from "./lib/strings/language.svelte";
 import App from "./components/shell/App.svelte";
 
@@ -11,6 +12,7 @@ const target = document.getElementById("app");
 if (target === null) throw new Error("index.html has no #app");
 await speakChosen(); // nothing is shown in one language and then in another
 await new Promise((resume) => setTimeout(resume)); // reading the program and making the page are two tasks, not one long one
+prerendered.remove();
 mount(App, { target });
 
 // The page opens without a connection, and can be installed; see public/sw.js. A browser may refuse, as in private windows.

@@ -216,3 +216,16 @@ def test_what_cannot_be_answered_is_refused_and_nothing_is_added(
     error(http.get(f"/api/chats/{chat}?all=yes"), 400, "invalid_value", "all")
     error(http.get(f"/api/chats/{chat}?al=true"), 400, "unknown_parameter", "al")
     assert read(http, chat, all="true") == before
+
+
+def test_the_last_messages_of_a_branch_alone(http: httpx.Client, chat: str) -> None:
+    for text in ("one", "two", "three"):
+        ask(http, chat, text)
+    whole = read(http, chat)
+    assert whole["earlier"] == 0
+    for last in (1, 3, 6, 500):
+        part = read(http, chat, last=str(last))
+        assert part["messages"] == whole["messages"][-last:] and part["earlier"] == max(0, 6 - last)
+    for wrong in (0, 501, "x"):
+        error(http.get(f"/api/chats/{chat}?last={wrong}"), 400, "invalid_value", "last")
+    error(http.get(f"/api/chats/{chat}?last=2&all=true"), 400, "invalid_value", "last")

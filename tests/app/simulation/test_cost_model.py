@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from app.simulation.cost_model import (
@@ -14,13 +15,16 @@ from app.simulation.cost_model import (
     PRESETS,
     CostError,
     LinearCost,
+    ResampledCost,
     RooflineCost,
     SimulatedDevice,
     StepLoad,
+    StepVariation,
     device_json,
     fit,
     fit_held_out,
     load_device,
+    variation_of,
 )
 
 COST = LinearCost(0.004, 2e-4, 1e-4, 3e-8, 2e-9)
@@ -87,6 +91,7 @@ def test_the_measured_preset_is_near_what_was_measured(load: StepLoad, measured_
     assert PRESETS["h200"].seconds(load) < measured_s  # no device is faster than its roofline
 
 
+VARIATION = StepVariation((0.005,), ((1.0, 1.1), (0.9, 2.0)))
 DEVICE = SimulatedDevice("here", COST, 32_768, 512, 4096)
 
 
@@ -94,6 +99,34 @@ def test_a_device_is_read_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(device_json(DEVICE)))
     assert load_device(str(path)) == replace(DEVICE, name=str(path))
+
+
+def test_steps_vary_as_those_that_were_measured() -> None:
+    """Short steps differ by other ratios than long ones; means and high percentiles are those of the samples."""
+    random, cost = Random(1), LinearCost(0.004, 2e-4, 0.0, 0.0, 0.0)
+    loads = [StepLoad(random.choice((0, 400)), 1, 100, 0) for _ in range(20_000)]
+    samples = [(load, cost.seconds(load) * random.uniform(*((1, 3) if load[0] else (0.9, 1.1)))) for load in loads]
+    varied = ResampledCost(cost, variation_of(samples, cost), seed=7)
+    drawn = [varied.seconds(load) for load in loads]
+    for tokens in (0, 400):
+        was, now = (
+            np.array([each for load, each in zip(loads, of, strict=True) if load[0] == tokens])
+            for of in ([seconds for _, seconds in samples], drawn)
+        )
+        assert now.mean() == pytest.approx(was.mean(), rel=0.01)
+        for percent in (1, 50, 99):
+            assert np.percentile(now, percent) == pytest.approx(np.percentile(was, percent), rel=0.02)
+    again = ResampledCost(cost, varied.variation, seed=7)
+    assert [again.seconds(load) for load in loads[:50]] == drawn[:50]
+    assert drawn[:50] != [ResampledCost(cost, varied.variation, seed=8).seconds(load) for load in loads[:50]]
+
+
+def test_a_device_whose_steps_vary_is_read_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    device = replace(DEVICE, cost=ResampledCost(COST, VARIATION))
+    path.write_text(json.dumps(device_json(device)))
+    assert load_device(str(path)) == replace(device, name=str(path))
+    assert load_device(str(path), seed=3) == replace(device, name=str(path), cost=ResampledCost(COST, VARIATION, 3))
 
 
 def test_a_preset_has_the_devices_memory_but_for_the_weights() -> None:
@@ -106,7 +139,9 @@ def test_a_preset_has_the_devices_memory_but_for_the_weights() -> None:
 @pytest.mark.parametrize(
     "change",
     [None, {"cost": {"step": 1}}, {"cost": {**asdict(COST), "step": -1}}, {"cost": dict.fromkeys(asdict(COST), 0)},
-     {"kv_tokens": 0}, {"max_batch_tokens": "many"}],
+     {"kv_tokens": 0}, {"max_batch_tokens": "many"}, {"variation": {"edges": [1.0], "ratios": [[1.0]]}},
+     {"variation": {"edges": [2.0, 1.0], "ratios": [[1.0]] * 3}}, {"variation": {"edges": [], "ratios": [[0.0]]}},
+     {"variation": {"edges": []}}],
 )  # fmt: skip
 def test_a_file_without_costs_is_refused(tmp_path: Path, change: dict[str, object] | None) -> None:
     path = tmp_path / "cost.json"

@@ -100,6 +100,7 @@ def test_each_of_three_is_stopped_by_itself_and_a_reload_loses_nothing(page: Pag
     ask(page, "long please")
     stops = page.get_by_role("button", name=re.compile("^Stop model"))
     expect(stops).to_have_count(3)
+    expect(page.locator("article.answer[id]")).to_have_count(3)  # all were begun
     column(page, "model").first.get_by_role("button", name="Stop").click()
     expect(stops).to_have_count(2)
     page.reload()

@@ -227,6 +227,7 @@ def test_what_begins_with_a_slash_and_is_no_prompt_is_sent_as_typed(page: Page, 
     expect(page.get_by_role("option")).to_have_count(0)
     box.press("Enter")
     expect(page.get_by_role("article", name="Ponder")).to_have_count(3)
+    expect(page.get_by_role("article", name="Ponder").last).to_contain_text("Done.")
     assert fake.questions() == ["/nothing", "/su", "/sum it"]
 
 

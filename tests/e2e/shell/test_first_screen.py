@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -54,3 +54,32 @@ def test_the_first_screen_is_shown_from_its_beginning_and_stays_in_place(
     expect(page.get_by_role("heading", level=1)).to_be_in_viewport()
     assert from_end(page) > 0  # there is more than fits
     assert page.evaluate("[scrollY, window.shift <= 0.05]") == [0, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"viewport": {"width": 360, "height": 640}, "is_mobile": True}, "Ask, and watch it think."),
+        ({"viewport": {"width": 1280, "height": 800}, "locale": "de-DE"}, "Frag, und sieh beim Denken zu."),
+    ],
+    ids=["phone", "desktop, German"],
+)
+def test_the_first_screen_is_painted_before_its_program_is_there(
+    new_page: NewPage, fake: FakeServer, options: dict[str, Any], words: str
+) -> None:
+    page, held = new_page(**options), list[Route]()
+    page.route("**/assets/*.js", lambda route: held.append(route))
+    Page.goto(page, fake.url, wait_until="commit")  # ours waits for the program
+    headline, about = page.get_by_role("heading", level=1, name=words, exact=True), page.get_by_text(ABOUT)
+    expect(headline).to_be_visible()
+    expect(about).to_be_visible()
+    places = headline.bounding_box(), about.bounding_box()
+    for route in held:
+        route.continue_()
+    page.unroute("**/assets/*.js")
+    expect(page.get_by_role("button", name=STARTERS[-1])).to_be_attached()
+    assert (headline.bounding_box(), about.bounding_box()) == places
+    page.route("**/assets/*.js", lambda route: None)
+    Page.goto(page, f"{fake.url}/c/another", wait_until="commit")
+    expect(page.get_by_text(words)).to_be_attached()
+    expect(page.get_by_text(words)).to_be_hidden()

@@ -396,7 +396,7 @@ def build_app(world: World) -> FastAPI:
         return {"id": number}
 
     app.include_router(presets_of(world.shelf))  # after all others: its paths are patterns
-    mount_page(app)
+    mount_page(app, about=lambda: ABOUT)
     return app
 
 

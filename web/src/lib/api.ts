@@ -48,6 +48,7 @@ export interface StoredStep {
 
 export interface StoredMessage {
   id: string;
+  parent_id?: string | null;
   role: "user" | "assistant";
   siblings?: string[]; // ids of all that stand in its place, the oldest first
   content: string;
@@ -69,6 +70,7 @@ export interface Chat extends ChatSummary {
   messages: StoredMessage[];
   active_run_id: string | null;
   active_run_ids?: string[]; // several while answers are compared
+  earlier?: number; // messages of the branch before these
 }
 
 export interface StartedRun {
@@ -249,9 +251,9 @@ export async function spoken(text: string, { speech_model, voice }: AudioServer,
 }
 
 export const getServer = (): Promise<ServerInfo> => get("/api/server");
-/** With the messages of its current branch, or with all of them. */
-export const getChat = (id: string, signal?: AbortSignal, all = false): Promise<Chat> =>
-  get(`${chatPath(id)}${all ? "?all=true" : ""}`, signal);
+/** With the messages of its current branch, the last of them, or those of all branches. */
+export const getChat = (id: string, signal?: AbortSignal, which: "branch" | "last" | "all" = "branch"): Promise<Chat> =>
+  get(chatPath(id) + { branch: "", last: "?last=24", all: "?all=true" }[which], signal); // app/page.py preloads the last
 /** `stay`: as they come, rather than those that are there. */
 export const eventsPath = (runId: string, after: number, stay = true): string =>
   `${runPath(runId)}/events?after=${after}${stay ? "" : "&follow=false"}`;

@@ -38,6 +38,7 @@ export interface Asked {
 }
 
 const SOON_MS = 500;
+const LATER_MS = 30_000;
 const isRunning = (reply: Reply): boolean => reply.shown.status === "running";
 const activeIn = ({ active_run_id, active_run_ids }: Chat): readonly string[] =>
   active_run_ids ?? (active_run_id === null ? [] : [active_run_id]);
@@ -54,6 +55,7 @@ export class Conversation {
   isPrivate = $state(false); // kept from models of other servers
   phase = $state<Phase>("ready");
   messages = $state.raw<readonly Message[]>([]);
+  earlier = $state(0); // messages of the branch before these that are still to come
   announcement = $state(""); // what a screen reader says
   notice = $state("");
   begunHere = $state(false); // the chat shown began with a message that was sent from here
@@ -72,6 +74,7 @@ export class Conversation {
   #scope = new AbortController(); // ends when another chat is opened
   #known = new Map<string, Message>(); // by id, in every branch that was seen
   #keys = 0;
+  #before: string | null = null; // the message before those shown, while that is still to come
   #kept = ""; // of how answers are made: what is kept with the chat, as it would be sent
   #told = ""; // the same, as the server said it last
   #keeping: Promise<void> = Promise.resolve();
@@ -103,6 +106,8 @@ export class Conversation {
     this.title = "";
     this.isPrivate = false;
     this.messages = [];
+    this.earlier = 0;
+    this.#before = null;
     this.notice = "";
     this.begunHere = false;
     this.announcement = "";
@@ -113,9 +118,10 @@ export class Conversation {
     this.phase = id === null ? "ready" : "loading";
     if (id === null) return void this.asked.adopt(null);
     try {
-      const chat = await getChat(id, signal);
+      const chat = await getChat(id, signal, "last");
       this.#adopt(chat);
       this.#fill(chat, signal);
+      if (this.earlier > 0) void this.#readEarlier(id, signal);
     } catch (error) {
       if (signal.aborted) return;
       this.phase = error instanceof ApiError && error.status === 404 ? "missing" : "unreachable";
@@ -180,7 +186,7 @@ export class Conversation {
   /** Ask a question in other words, in its place. False when that was not taken, and why is said. */
   async edit(question: Question, content: string): Promise<boolean> {
     const at = this.messages.indexOf(question);
-    const parent = this.messages[at - 1]?.id ?? null;
+    const parent = at > 0 ? (this.messages[at - 1]?.id ?? null) : this.#before;
     if (at < 0 || (at > 0 && parent === null)) return false;
     const edited: Question = { ...question, key: this.#key(), id: null, content };
     const place = { content, ...beside(question.images, question.files), parent_id: parent };
@@ -233,6 +239,7 @@ export class Conversation {
         const place = { regenerate: question_id, compare: true } as const;
         const started = await startRun(id, place, reply.wishes ?? {}, newKey());
         reply.id = started.message_id;
+        keepCompared(id, [first, ...others].flatMap((each) => each.id ?? [])); // at once: the page may be left
         if (signal.aborted) continue;
         this.messages = [...this.messages.slice(0, -1), reply]; // the chat's current branch ends with it
         void this.#watch(reply, started.run_id, signal);
@@ -240,14 +247,13 @@ export class Conversation {
         reply.fail(failureOf(error));
       }
     }
-    if (!signal.aborted) keepCompared(id, [first, ...others].flatMap((reply) => reply.id ?? []));
   }
 
   /** Put answers to the last question side by side: those with the ids, or that are being made. */
   async #putBeside(id: string, ids: readonly string[] | null, signal: AbortSignal): Promise<void> {
     const [question, { last }] = [this.messages.at(-2), this];
     if (question?.role !== "user" || last?.role !== "assistant") return;
-    const chat = await getChat(id, signal, true).catch(() => null);
+    const chat = await getChat(id, signal, "all").catch(() => null);
     if (chat === null || signal.aborted || this.last !== last) return;
     const wanted = ({ id: each, run_id }: StoredMessage): boolean =>
       ids === null ? chat.active_run_ids?.includes(run_id ?? "") === true : ids.includes(each);
@@ -277,7 +283,7 @@ export class Conversation {
   async showMaking(): Promise<void> {
     const { id: chatId, elsewhere } = this;
     if (elsewhere === null || chatId === null) return;
-    const id = elsewhere.id ?? (await getChat(chatId, this.#scope.signal, true).catch(() => null))?.messages
+    const id = elsewhere.id ?? (await getChat(chatId, this.#scope.signal, "all").catch(() => null))?.messages
       .find(({ run_id }) => run_id === elsewhere.runId)?.id;
     if (id !== undefined) await this.show(id);
   }
@@ -435,25 +441,47 @@ export class Conversation {
     this.title = chat.title;
     this.isPrivate = chat.private;
     this.phase = "ready";
-    let content = "";
-    this.messages = chat.messages.map((stored) => {
-      const { id, siblings = [] } = stored;
-      const known = this.#known.get(id);
-      let message: Message;
-      if (stored.role === "user") {
-        ({ content } = stored);
-        const { images = [], files = [] } = stored;
-        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content, images, files };
-      } else message = this.#replyOf(stored, content, signal);
-      this.#known.set(id, message);
-      return message;
-    });
+    this.earlier = chat.earlier ?? 0;
+    this.#before = chat.messages[0]?.parent_id ?? null;
+    this.messages = this.#messagesOf(chat.messages, signal);
     const active = activeIn(chat);
     const compared = comparedIn(chat.id);
     const beside = compared === null ? active.length > 1 : compared.length > 1 && compared.includes(this.last?.id ?? "");
     if (beside) return void this.#putBeside(chat.id, compared, signal);
     this.comparing = [];
     for (const run of active) if (!this.#makes(run)) void this.#watch(new Reply(this.#key(), ""), run, signal);
+  }
+
+  #messagesOf(stored: readonly StoredMessage[], signal: AbortSignal): Message[] {
+    let content = "";
+    return stored.map((each) => {
+      const { id, siblings = [] } = each;
+      const known = this.#known.get(id);
+      let message: Message;
+      if (each.role === "user") {
+        ({ content } = each);
+        const { images = [], files = [] } = each;
+        message = { role: "user", key: known?.key ?? this.#key(), id, siblings, content, images, files };
+      } else message = this.#replyOf(each, content, signal);
+      this.#known.set(id, message);
+      return message;
+    });
+  }
+
+  /** Read what came before the messages that are shown: again and again until it is there, or another chat is. */
+  async #readEarlier(id: string, signal: AbortSignal): Promise<void> {
+    for (let wait_ms = SOON_MS; this.earlier > 0; wait_ms = Math.min(2 * wait_ms, LATER_MS)) {
+      const chat = await getChat(id, signal).catch(() => null);
+      if (signal.aborted || this.earlier === 0) return;
+      const at = chat?.messages.findIndex((message) => message.id === this.messages[0]?.id) ?? -1;
+      if (chat !== null && at >= 0) {
+        this.messages = [...this.#messagesOf(chat.messages.slice(0, at), signal), ...this.messages];
+        this.earlier = 0;
+        this.#before = null;
+      } else if (chat !== null && !this.running && !this.#unsent) this.#fill(chat, signal); // another branch by now
+      else await new Promise((resume) => setTimeout(resume, wait_ms));
+      if (signal.aborted) return;
+    }
   }
 
   #makes = (runId: string): boolean => this.#making.some((reply) => reply.runId === runId);

@@ -1,4 +1,4 @@
-/** Light, dark, or what the system prefers. public/theme.js applies the kept choice before the first paint. */
+/** Light, dark, or what the system prefers. index.html applies the kept choice before the first paint. */
 export const THEMES = ["system", "light", "dark"] as const;
 export type Theme = (typeof THEMES)[number];
 
