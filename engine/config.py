@@ -97,6 +97,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # ranks that divide each layer's heads and columns: processes, on CPUs
     pipeline_parallel_size: int = 1  # stages, each of some layers, of as many ranks
     enable_expert_parallel: bool = False  # ranks divide the experts of a layer, not each expert's columns
+    prefill_context_parallel_size: int = 1  # contexts: ranks that divide each sequence's tokens and K/V
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -120,7 +121,7 @@ class EngineConfig:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         for name in (
             *("block_size", "max_running", "max_waiting", "max_adapters"),
-            *("tensor_parallel_size", "pipeline_parallel_size"),
+            *("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"),
         ):
             value = getattr(self, name)
             if value < 1:
@@ -171,7 +172,7 @@ class EngineConfig:
     @property
     def ranks(self) -> int:
         """Returns the number of processes that run the model together."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
 
     def _check_ranks(self) -> None:
         """Refuses what several ranks do not support. Raises InvalidParameter."""
@@ -180,6 +181,11 @@ class EngineConfig:
             raise InvalidParameter("enable_expert_parallel", message)
         if self.ranks == 1:
             return
+        if self.block_size % (contexts := self.prefill_context_parallel_size):
+            message = (
+                f"block_size is {self.block_size}, and prefill_context_parallel_size {contexts} divides each block; "
+            )
+            raise InvalidParameter("block_size", f"{message}accepted: a multiple of {contexts}.")
         plain: dict[str, tuple[object, ...]] = {
             "device": ("auto", "cpu"),
             "kernels": ("auto", "torch"),

@@ -241,6 +241,13 @@ class EngineSettings(BaseModel):
         more="see [several ranks](#several-ranks)",
         accepts="true or false",
     )
+    prefill_context_parallel_size: int = setting(
+        1,
+        "processes that divide the tokens of each sequence and their K/V",
+        more="on CPUs, each with all weights, see [several ranks](#several-ranks)",
+        accepts="a number of processes, 1 or more, that divides block_size",
+        ge=1,
+    )
     threads: int | None = setting(
         None,
         "CPU threads of the model",
@@ -358,6 +365,7 @@ class EngineSettings(BaseModel):
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             enable_expert_parallel=self.enable_expert_parallel,
+            prefill_context_parallel_size=self.prefill_context_parallel_size,
             threads=self.threads,
             loop=self.loop,
             runs_in=self.engine,

@@ -78,6 +78,20 @@ async def answers(engine: Engine) -> list[tuple[int, ...]]:
         pytest.param({"pipeline_parallel_size": 2}, "gemma3", {}, marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 3}, "qwen3", {"speculation": "suffix"}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow),
+        ({"prefill_context_parallel_size": 2}, "qwen3", {}),
+        pytest.param(
+            {"prefill_context_parallel_size": 2},
+            "gemma3",
+            {"loop": "overlapped", "kv_blocks": 12},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"prefill_context_parallel_size": 4}, "qwen2", {"speculation": "ngram"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"prefill_context_parallel_size": 2, "pipeline_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )  # fmt: skip
@@ -100,8 +114,11 @@ async def test_ranks_write_the_tokens_of_one_device(
     assert not any(each.is_running() for each in ranks)
 
 
-async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(config: EngineConfig) -> None:
-    engine = await Engine.start(replace(config, pipeline_parallel_size=3))
+@pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 3}, {"prefill_context_parallel_size": 2}], ids=str)
+async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(
+    sizes: Mapping[str, int], config: EngineConfig
+) -> None:
+    engine = await Engine.start(replace(config, **sizes))  # type: ignore[arg-type]  # fields by name
     ranks = ranks_below(os.getpid())
     async with await engine.open(PROMPT) as seq:
         stream = seq.generate(replace(SPANS[0], max_tokens=400))
@@ -114,11 +131,12 @@ async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(config: 
 
 
 @pytest.mark.slow
-async def test_the_engines_process_starts_again_with_its_ranks(config: EngineConfig) -> None:
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "prefill_context_parallel_size"])
+async def test_the_engines_process_starts_again_with_its_ranks(name: str, config: EngineConfig) -> None:
     span = replace(SPANS[1], max_tokens=300)
     async with await Engine.start(replace(config, kernels="torch")) as alone, await alone.open(PROMPT) as seq:
         expected = (await seq.generate_all(span)).token_ids
-    async with await Engine.start(replace(config, tensor_parallel_size=2, runs_in="process")) as engine:
+    async with await Engine.start(replace(config, runs_in="process", **{name: 2})) as engine:  # type: ignore[arg-type]  # a field by name
         link, tokens, dead = engine._link, list[int](), list[psutil.Process]()
         assert isinstance(link, SupervisedLink)
         async with await engine.open(PROMPT) as seq:
@@ -177,6 +195,9 @@ async def test_a_start_that_fails_leaves_no_rank_behind(config: EngineConfig) ->
         ({"tensor_parallel_size": 2, "kernels": "triton"}, "kernels is triton, .*; accepted: auto, torch"),
         ({"enable_expert_parallel": True}, "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "device is cuda, .*; accepted: auto, cpu"),
+        ({"prefill_context_parallel_size": 0}, "prefill_context_parallel_size is 0; accepted: a positive integer"),
+        ({"prefill_context_parallel_size": 3}, "block_size is 16, .* 3 divides each block; accepted: a multiple of 3"),
+        ({"prefill_context_parallel_size": 2, "kv_dtype": "int8"}, "kv_dtype is int8, .* 2 ranks; accepted: auto"),
     ],
     ids=str,
 )  # fmt: skip
@@ -196,6 +217,7 @@ def test_a_setting_that_ranks_do_not_support_is_refused(changed: Mapping[str, An
         ("gpt_oss", {"tensor_parallel_size": 2}, "is 2, but .* has experts that lie in one tensor"),
         ("deepseek_v2", {"tensor_parallel_size": 2}, "tensor_parallel_size is 2, but .* has latent attention"),
         ("lfm2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but .* has short convolutions"),
+        ("deepseek_v2", {"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2, but .* has latent"),
     ],
 )  # fmt: skip
 async def test_a_model_that_does_not_divide_is_refused(
