@@ -108,7 +108,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     dtype = find_dtype(config, device, spec)
     check_fit(config, path, spec, device, dtype)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
-    threads = config.threads or (1 if small else max(1, _TORCH_THREADS // config.ranks))
+    threads = config.threads or (1 if small else max(1, _TORCH_THREADS // (config.ranks * config.data_parallel_size)))
     use_threads(threads, device)
     eight_bits = config.kv_dtype in ("int8", "fp8") and device.type == "cpu"  # our own attention reads 16 and 4
     kernels = "torch" if config.kernels == "auto" and eight_bits else config.kernels

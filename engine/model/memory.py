@@ -193,7 +193,7 @@ def _int4_group(device: torch.device) -> int:
 
 
 def needs_of(config: EngineConfig) -> Needs:
-    """Estimates it from the model's files, which are downloaded first where needed.
+    """Estimates it for all replicas from the model's files, which are downloaded first where needed.
 
     Raises:
         CheckpointError, UnsupportedArchitecture: they cannot be read, or no family here runs the model.
@@ -205,11 +205,12 @@ def needs_of(config: EngineConfig) -> Needs:
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     groups = kv_groups(config, spec, dtype, device, length)
     width = 1 if groups is None else groups.width
+    replicas, copies = config.data_parallel_size, config.prefill_context_parallel_size
+    weights = copies * loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device))
     return Needs(
-        config.prefill_context_parallel_size * loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device))
-        + adapter_bytes(config, device, dtype),
+        replicas * (weights + adapter_bytes(config, device, dtype)),
         width * block_bytes(spec, config.block_size, dtype, config.kv_dtype, groups),
-        useful_blocks(config, length),
+        replicas * useful_blocks(config, length),
         width,
     )
 
