@@ -23,7 +23,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "messages": PUZZLE, "temperature": 1, "seed": 5, "reasoning_effort": "none",
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
     },
-    "strategy": {"messages": PUZZLE, "strategy": "best_of_n", "strategy_options": {"n": 2}, "seed": 1, "max_tokens": 40},
+    "strategy": {
+        "messages": PUZZLE, "strategy": "best_of_n", "strategy_options": {"n": 2}, "seed": 1, "max_tokens": 40,
+    },
 }  # fmt: skip
 
 
