@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from engine import Engine, EngineConfig
 from engine.model.batch import Batch
 from engine.parallel.context_shards import ContextDivision, HeadShape, RingKind, passes_queries
 from engine.parallel.ring_attention import merged, partial_attention
 from tests.engine.model import tiny
+from tests.engine.parallel.engines import checkpoint
 from tests.engine.parallel.ranks import furthest, ranks_of, stepper_of, written
 
 KINDS: tuple[RingKind, ...] = ("pass-kv", "pass-q")
@@ -31,6 +34,14 @@ LAYERS, HIDDEN, WIDTH = tiny.SIZES["num_hidden_layers"], tiny.SIZES["hidden_size
 )  # fmt: skip
 def test_two_contexts_compute_what_one_device_does(name: str, kind: RingKind, tmp_path: Path) -> None:
     assert furthest(written(name, tmp_path), contexts=2, kind=kind) < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+def test_sixteen_bits_are_as_near_as_their_rounding(name: str, kind: RingKind, tmp_path: Path) -> None:
+    path = written(name, tmp_path)
+    alone = furthest(path, dtype=torch.bfloat16)
+    assert furthest(path, contexts=2, kind=kind, dtype=torch.bfloat16) < 2 * alone < 0.1
 
 
 @pytest.mark.parametrize("chunk", [1, 30, 70])
@@ -60,6 +71,14 @@ def test_a_rank_has_its_part_of_every_block(tmp_path: Path) -> None:
         assert stepper._kv.block_size == 16
         alone = 2 * LAYERS * 16 * tiny.SIZES["num_key_value_heads"] * _width() * WIDTH
         assert stepper._kv.block_nbytes == alone // 4
+
+
+async def test_the_bytes_of_all_ranks_hold_as_many_blocks_as_on_one_device(tmp_path: Path) -> None:
+    config = EngineConfig(str(checkpoint(tmp_path, "qwen2")), dtype="float32", device="cpu", block_size=16)
+    token = 2 * LAYERS * tiny.SIZES["num_key_value_heads"] * _width() * 4
+    contexts = replace(config, kv_bytes=20 * 16 * token, prefill_context_parallel_size=2)
+    async with await Engine.start(contexts) as engine:
+        assert (await engine.stats()).blocks_total == 20
 
 
 def _width() -> int:
