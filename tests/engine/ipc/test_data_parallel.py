@@ -126,6 +126,17 @@ async def test_prompts_are_shared_out_and_equal_ones_meet(config: EngineConfig) 
         assert (await engine.stats()).prefix_hit_tokens >= 4 * 32
 
 
+async def test_sequences_count_from_their_opening_on(config: EngineConfig) -> None:
+    """Their prompts have no whole block, so nothing else tells the replicas apart."""
+    async with await Engine.start(config) as engine:
+        link = link_of(engine)
+        seqs = [await engine.open([at] * 5) for at in (20, 21, 22, 23)]
+        assert [link._of[seq._id].number for seq in seqs] == [0, 1, 0, 1]
+        seqs[0].close()
+        seqs[2].close()
+        assert link._of[(await engine.open([24] * 5))._id].number == 0
+
+
 async def test_a_mixture_meets_on_one_replica(config: EngineConfig) -> None:
     async def mixed(engine: Engine) -> tuple[tuple[int, ...], ...]:
         one, other = await engine.open(PROMPT), await engine.open([*PROMPT[3:], 9])
