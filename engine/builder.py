@@ -108,7 +108,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     dtype = find_dtype(config, device, spec)
     check_fit(config, path, spec, device, dtype)
     small = device.type == "cpu" and weight_bytes(path, dtype) < _ONE_THREAD_BELOW_BYTES
-    threads = config.threads or (1 if small else max(1, _TORCH_THREADS // config.ranks))
+    threads = config.threads or (1 if small else max(1, _TORCH_THREADS // (config.ranks * config.data_parallel_size)))
     use_threads(threads, device)
     eight_bits = config.kv_dtype in ("int8", "fp8") and device.type == "cpu"  # our own attention reads 16 and 4
     kernels = "torch" if config.kernels == "auto" and eight_bits else config.kernels
@@ -212,6 +212,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     speculation = speculation_of(config, device)
     # in these models all of a token's past is found by its place in the cache, and of all layers alike
     trees = isinstance(runner, TreeRunner) and groups is None and not spec.recurrent_layers
+    trees = trees and config.prefill_context_parallel_size == 1  # of one device: accepted K/V moves from slot to slot
     speculator = build_speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
     core = EngineCore(
         config,
@@ -436,8 +437,9 @@ def _kv_blocks(
     width = 1 if groups is None else groups.width
     if config.kv_blocks is not None:
         return config.kv_blocks * width
-    # of all ranks, which share the memory; the first has as many layers and heads as any
-    per_block = config.ranks * block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
+    # of all ranks, which share the memory; the first has as many layers and heads as any, and contexts divide a block
+    divided = config.ranks // config.prefill_context_parallel_size
+    per_block = divided * block_bytes(decoder.spec, config.block_size, decoder.dtype, config.kv_dtype, groups)
     if config.kv_bytes is not None:
         blocks = config.kv_bytes // per_block
         if blocks < width:

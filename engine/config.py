@@ -97,6 +97,8 @@ class EngineConfig:
     tensor_parallel_size: int = 1  # ranks that divide each layer's heads and columns: processes, on CPUs
     pipeline_parallel_size: int = 1  # stages, each of some layers, of as many ranks
     enable_expert_parallel: bool = False  # ranks divide the experts of a layer, not each expert's columns
+    prefill_context_parallel_size: int = 1  # contexts: ranks that divide each sequence's tokens and K/V
+    data_parallel_size: int = 1  # replicas, each of as many ranks, with a scheduler of its own; memory is of all
     threads: int | None = None  # CPU threads of the model; None: one for a small model, else torch's choice
     loop: LoopName = (
         "auto"  # plain; overlapped: async scheduling, replies are made while the next step runs; auto: that on CUDA
@@ -120,7 +122,8 @@ class EngineConfig:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         for name in (
             *("block_size", "max_running", "max_waiting", "max_adapters"),
-            *("tensor_parallel_size", "pipeline_parallel_size"),
+            *("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"),
+            "data_parallel_size",
         ):
             value = getattr(self, name)
             if value < 1:
@@ -170,16 +173,24 @@ class EngineConfig:
 
     @property
     def ranks(self) -> int:
-        """Returns the number of processes that run the model together."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Returns the number of processes that run a replica of the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.prefill_context_parallel_size
 
     def _check_ranks(self) -> None:
         """Refuses what several ranks do not support. Raises InvalidParameter."""
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             message = "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2 or more beside it."
             raise InvalidParameter("enable_expert_parallel", message)
+        if self.kv_events is not None and self.data_parallel_size > 1:
+            message = f"kv_events is set and data_parallel_size is {self.data_parallel_size}; accepted: 1, or none."
+            raise InvalidParameter("kv_events", message)
         if self.ranks == 1:
             return
+        if self.block_size % (contexts := self.prefill_context_parallel_size):
+            message = (
+                f"block_size is {self.block_size}, and prefill_context_parallel_size {contexts} divides each block; "
+            )
+            raise InvalidParameter("block_size", f"{message}accepted: a multiple of {contexts}.")
         plain: dict[str, tuple[object, ...]] = {
             "device": ("auto", "cpu"),
             "kernels": ("auto", "torch"),

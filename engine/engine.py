@@ -31,7 +31,8 @@ from engine.errors import (
     unknown_adapter,
 )
 from engine.handle import Sequence
-from engine.ipc.link import Link, Listener, PendingRequest, State
+from engine.ipc.data_parallel_link import link_to
+from engine.ipc.link import Link, PendingRequest, State
 from engine.kv_cache.snapshot import SavedImage, unpacked
 from engine.model.loader import name_of, read_json
 from engine.model.tokenizer import Tokenizer
@@ -110,13 +111,16 @@ class Engine:
             EngineStopped: the core's process ended before it was ready.
         """
         if fallback is None:
-            return await cls(config, partial(_link, config, assemble))._begun()
+            return await cls(config, partial(link_to, config, assemble))._begun()
+        if (replicas := max(config.data_parallel_size, fallback.config.data_parallel_size)) > 1:
+            message = f"data_parallel_size is {replicas}, and there are fallback weights; accepted: 1 beside them."
+            raise InvalidParameter("data_parallel_size", message)
         from engine.ipc.fallback_link import FallbackLink
         from engine.model.memory import divided, needs_of  # torch comes with it
 
         configs = [config, fallback.config]
         first, second = divided(configs, [await asyncio.to_thread(needs_of, each) for each in configs])
-        links = partial(_link, first, assemble), partial(_link, second, assemble)
+        links = partial(link_to, first, assemble), partial(link_to, second, assemble)
         engine = cls(first, lambda engine: FallbackLink(*links, fallback.min_confidence, engine))
         engine.fallback = replace(fallback, config=second)
         return await engine._begun()
@@ -434,7 +438,7 @@ class Engine:
             )
 
     def check_queue(self) -> None:
-        limit = self.config.max_running + self.config.max_waiting
+        limit = self.config.data_parallel_size * self.config.max_running + self.config.max_waiting
         if len(self._queued) >= limit:
             raise QueueFull(f"{len(self._queued)} spans run or wait already; the limit is {limit}.", retry_after_s=1.0)
 
@@ -488,13 +492,3 @@ def _restored_image(saved: SavedImage, features: int) -> ImageInput:
     if image_digest(pixels, tiles, size) != digest:
         raise BadSnapshot("The snapshot has an image that is not the one of its tokens; accepted: as it was made.")
     return ImageInput(digest, tiles, size, tiles * features, pixels, ())
-
-
-def _link(config: EngineConfig, assemble: Callable[[EngineConfig], EngineParts] | None, listener: Listener) -> Link:
-    if config.runs_in == "thread":
-        from engine.ipc.thread_link import ThreadLink  # torch comes with it
-
-        return ThreadLink(config, assemble, listener)
-    from engine.ipc.supervisor import SupervisedLink  # ZeroMQ comes with it
-
-    return SupervisedLink(config, assemble, listener)

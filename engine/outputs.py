@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "repetition", "cancelled", "deadline"]
 Kind = Literal["text", "thought", "body"]  # free text, thinking as marked by a layout, and a constrained body
@@ -184,6 +186,16 @@ class Stats:
     states: StateStats = field(default_factory=StateStats)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
+    @classmethod
+    def total(cls, parts: Sequence[Stats]) -> Stats:
+        """Returns the statistics of replicas of one engine, of which there is at least one, added up."""
+        adapters: dict[str, list[AdapterStats]] = {}
+        for part in parts:
+            for each in part.adapters:
+                adapters.setdefault(each.name, []).append(each)
+        whole: Stats = _added([replace(part, adapters=()) for part in parts])
+        return replace(whole, adapters=tuple(map(_added, adapters.values())))
+
     @property
     def blocks_in_use(self) -> int:
         """Counts the blocks that no sequence can have now."""
@@ -192,3 +204,24 @@ class Stats:
     @property
     def prefix_hit_rate(self) -> float:
         return self.prefix_hit_tokens / self.prefix_query_tokens if self.prefix_query_tokens else 0.0
+
+
+_ALIKE = ("block_size", "kv_groups", "slot_bytes", "host_bytes_per_s", "disk_bytes_per_s")  # in all parts
+
+
+def _added(parts: Sequence[Any]) -> Any:  # Any: of every type that statistics are made of
+    """Adds numbers up, within tuples and dataclasses; of what is alike in all parts it takes the largest. Names are the
+    first one's, and truths alternatives."""
+    first = parts[0]
+    match first:
+        case bool():
+            return any(parts)
+        case int() | float():
+            return sum(parts)
+        case str():
+            return first
+        case tuple():
+            columns = zip_longest(*parts)
+            return tuple(_added([each for each in column if each is not None]) for column in columns)
+    values = {each.name: [getattr(part, each.name) for part in parts] for each in fields(first)}
+    return replace(first, **{name: max(some) if name in _ALIKE else _added(some) for name, some in values.items()})

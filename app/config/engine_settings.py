@@ -241,6 +241,20 @@ class EngineSettings(BaseModel):
         more="see [several ranks](#several-ranks)",
         accepts="true or false",
     )
+    prefill_context_parallel_size: int = setting(
+        1,
+        "processes that divide the tokens of each sequence and their K/V",
+        more="on CPUs, each with all weights, see [several ranks](#several-ranks)",
+        accepts="a number of processes, 1 or more, that divides block_size",
+        ge=1,
+    )
+    data_parallel_size: int = setting(
+        1,
+        "replicas of the model, which share the K/V memory that is set, each with all that makes one engine",
+        more="see [replicas](#replicas)",
+        accepts="a number of replicas, 1 or more",
+        ge=1,
+    )
     threads: int | None = setting(
         None,
         "CPU threads of the model",
@@ -285,12 +299,17 @@ class EngineSettings(BaseModel):
     def check_processes(self) -> None:
         """
         Raises:
-            BadSetting: several processes are to share an engine that lives in one of them.
+            BadSetting: several processes are to share an engine that lives in one of them, or its replicas.
         """
         if self.api_workers > 1 and self.engine != "process":
             raise BadSetting(
                 f"api_workers is {self.api_workers}, and the engine runs in a thread of one process, where others "
                 "cannot reach it; accepted: --engine process beside it, or 1."
+            )
+        if self.api_workers > 1 and self.data_parallel_size > 1:
+            raise BadSetting(
+                f"api_workers is {self.api_workers}, and the {self.data_parallel_size} replicas of data_parallel_size "
+                "are one process's; accepted: 1 of either."
             )
 
     def fallback_of(self, config: EngineConfig) -> Fallback | None:
@@ -310,6 +329,11 @@ class EngineSettings(BaseModel):
             raise BadSetting(
                 f"api_workers is {self.api_workers}, and fallback weights are one process's; accepted: 1 with "
                 "fallback_model."
+            )
+        if self.data_parallel_size > 1:
+            raise BadSetting(
+                f"data_parallel_size is {self.data_parallel_size}, and fallback weights are beside one replica; "
+                "accepted: 1 with fallback_model."
             )
         path = find_model(self.fallback_model)
         if (path, self.fallback_quantization) == (config.model, config.quantization):
@@ -358,6 +382,8 @@ class EngineSettings(BaseModel):
             tensor_parallel_size=self.tensor_parallel_size,
             pipeline_parallel_size=self.pipeline_parallel_size,
             enable_expert_parallel=self.enable_expert_parallel,
+            prefill_context_parallel_size=self.prefill_context_parallel_size,
+            data_parallel_size=self.data_parallel_size,
             threads=self.threads,
             loop=self.loop,
             runs_in=self.engine,

@@ -18,20 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.core import messages as m
-from engine.errors import EngineError, InvalidParameter
-from engine.ipc.link import Link, Listener, State
+from engine.errors import InvalidParameter
+from engine.ipc.link import CoreListener, Link, Listener, State
 from engine.ipc.sequence_journal import SequenceJournal
 from engine.model.numerics import Numerics
 from engine.model.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class _Replies:
-    """The `Listener` of one core."""
-
-    deliver: Callable[[list[m.Reply]], None]
-    given_up: Callable[[int, EngineError], None]
-    ended: Callable[[EngineError], None]
 
 
 @dataclass(slots=True)
@@ -59,8 +50,8 @@ class FallbackLink:
         self._journal = SequenceJournal(clock)
         self._deferred: dict[int, _DeferredSpan] = {}  # by request
         self._copies = itertools.count(m.first_id(0))  # a core takes no id twice
-        self._first = first(_Replies(self._hear_first, listener.given_up, listener.ended))
-        self._fallback = fallback(_Replies(self._hear_fallback, listener.given_up, listener.ended))
+        self._first = first(CoreListener(self._hear_first, listener.given_up, listener.ended))
+        self._fallback = fallback(CoreListener(self._hear_fallback, listener.given_up, listener.ended))
 
     @property
     def state(self) -> State:

@@ -7,7 +7,8 @@ Knows nothing of threads or processes; `engine.Engine` implements the handle's v
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from engine.config import Fallback
@@ -113,3 +114,12 @@ class Listener(Protocol):
     def ended(self, error: EngineError) -> None:
         """Is called when no reply will come any more."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CoreListener:
+    """The `Listener` of one core of several."""
+
+    deliver: Callable[[list[m.Reply]], None]
+    given_up: Callable[[int, EngineError], None]
+    ended: Callable[[EngineError], None]

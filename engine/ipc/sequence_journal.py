@@ -173,6 +173,13 @@ class SequenceJournal:
         assert isinstance(span, m.Generate)
         return replace(_restored(known, self._clock()), scope=None), span
 
+    def alone(self, sequence: int) -> m.Restore | None:
+        """Returns the command by which another core takes an open sequence over; None where forks or a request tie it
+        to its own."""
+        known = self._sequences[sequence]
+        tied = known.scope is not None or known.children or known.running is not None
+        return None if tied else _restored(known, self._clock())
+
     def adapter_of(self, sequence: int) -> str:
         """Returns the name of an open sequence's adapter; nothing where it has none."""
         known = self._sequences.get(sequence)

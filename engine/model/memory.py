@@ -193,7 +193,7 @@ def _int4_group(device: torch.device) -> int:
 
 
 def needs_of(config: EngineConfig) -> Needs:
-    """Estimates it from the model's files, which are downloaded first where needed.
+    """Estimates it for all replicas from the model's files, which are downloaded first where needed.
 
     Raises:
         CheckpointError, UnsupportedArchitecture: they cannot be read, or no family here runs the model.
@@ -205,11 +205,12 @@ def needs_of(config: EngineConfig) -> Needs:
     length = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
     groups = kv_groups(config, spec, dtype, device, length)
     width = 1 if groups is None else groups.width
+    replicas, copies = config.data_parallel_size, config.prefill_context_parallel_size
+    weights = copies * loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device))
     return Needs(
-        loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device))
-        + adapter_bytes(config, device, dtype),
+        replicas * (weights + adapter_bytes(config, device, dtype)),
         width * block_bytes(spec, config.block_size, dtype, config.kv_dtype, groups),
-        useful_blocks(config, length),
+        replicas * useful_blocks(config, length),
         width,
     )
 
@@ -247,11 +248,13 @@ def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.d
         files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
         needed, smaller = sum(file.stat().st_size for file in files), dict[str, int]()
     else:
-        needed = loaded_bytes(path, spec, dtype, config.quantization, group)
-        kinds: tuple[QuantizationName, ...] = ("int8", "int4")
+        copies = config.prefill_context_parallel_size  # of the weights, one in each context
+        needed = copies * loaded_bytes(path, spec, dtype, config.quantization, group)
+        kinds: tuple[QuantizationName, ...] = ("int8", "int4") if config.ranks == 1 else ()
         smaller = {f"quantization {kind}": loaded_bytes(path, spec, dtype, kind, group) for kind in kinds}
         if dtype == torch.float32:
             smaller = {"dtype bfloat16": needed // 2, **smaller}
+        smaller["prefill_context_parallel_size 1"] = needed // copies
     if needed <= free:
         return
     fitting = [f"{name} ({size / 1e9:.1f} GB)" for name, size in smaller.items() if size <= free and size < needed]

@@ -1,1 +1,1 @@
-"""One model over several ranks: tensor and pipeline parallel, on torch.distributed."""
+"""One model over several ranks: tensor, pipeline, expert and context parallel, on torch.distributed."""

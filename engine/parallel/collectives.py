@@ -98,6 +98,12 @@ class RankGroup:
         _finish(self._gloo.recv([x], source, 0))
         return x
 
+    def shift(self, x: Tensor, arriving: Tensor) -> tuple[Work, Work]:
+        """Sends `x` to the next rank of a ring, while `arriving` is filled with what the previous one sends. Neither
+        may be touched until both results have been given to `finish`."""
+        sent = self.send(x, (self.rank + 1) % self.size)
+        return sent, self._gloo.recv([arriving], (self.rank - 1) % self.size, 0)
+
     def finish(self, sent: Sequence[Work]) -> None:
         """Waits until all of it has been received."""
         for each in sent:

@@ -1,7 +1,8 @@
-"""A rank's place in the grid of stages and shards, and the part of a model that is its own.
+"""A rank's place in the grid of stages, contexts and shards, and the part of a model that is its own.
 
 Megatron-LM's division (Shoeybi et al. 2019): a shard has some heads and columns of every MLP, and rows of the
-vocabulary; a stage has some layers (GPipe, Huang et al. 2019). Knows architectures, and no tensors or processes.
+vocabulary; a stage has some layers (GPipe, Huang et al. 2019). Contexts have the same weights, and each some tokens.
+Knows architectures, and no tensors or processes.
 """
 
 from __future__ import annotations
@@ -20,20 +21,49 @@ MAX_RANKS = 64  # that a refusal looks for one which fits
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Rank `rank` of `shards` times `stages`: the ranks of one stage are neighbours."""
+    """Rank `rank` of `shards` times `contexts` times `stages`: the ranks of one stage are neighbours, and those of one
+    context in it."""
 
     rank: int
     shards: int = 1
     stages: int = 1
     expert_parallel: bool = False  # shards have whole experts, not a part of each
+    contexts: int = 1
+
+    @classmethod
+    def of(cls, config: EngineConfig, rank: int) -> Placement:
+        """Returns the place of a rank of those that are configured."""
+        return cls(
+            rank,
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+            config.enable_expert_parallel,
+            config.prefill_context_parallel_size,
+        )
+
+    @property
+    def setting(self) -> str:
+        """Returns the name of the first setting that makes several ranks of it."""
+        if self.shards > 1:
+            return "tensor_parallel_size"
+        return "pipeline_parallel_size" if self.stages > 1 else "prefill_context_parallel_size"
 
     @property
     def shard(self) -> int:
         return self.rank % self.shards
 
     @property
+    def context(self) -> int:
+        return self.rank // self.shards % self.contexts
+
+    @property
+    def width(self) -> int:
+        """Returns the number of ranks of a stage."""
+        return self.shards * self.contexts
+
+    @property
     def stage(self) -> int:
-        return self.rank // self.shards
+        return self.rank // self.width
 
     @property
     def last(self) -> bool:
@@ -178,9 +208,9 @@ def check_parallel(config: EngineConfig, spec: ModelSpec, names: WeightNames, mo
     if config.device == "auto" and torch.cuda.is_available():
         message = f"device is auto, here a GPU, and the model is divided among {config.ranks} ranks; accepted: cpu."
         raise InvalidParameter("device", message)
-    name = "tensor_parallel_size" if shards > 1 else "pipeline_parallel_size"
     if why := _unsupported(spec, names):
-        message = f"{name} is {max(shards, stages)}, but {model} has {why}; accepted: 1 for this model."
+        name = Placement.of(config, 0).setting
+        message = f"{name} is {getattr(config, name)}, but {model} has {why}; accepted: 1 for this model."
         raise InvalidParameter(name, message)
     whole = config.enable_expert_parallel
     if whole and spec.experts is None:

@@ -20,9 +20,9 @@ from engine.config import EngineConfig
 from engine.errors import RankDied
 from engine.model.batch import KVCache
 from engine.model.memory import MAX_LEN_BY_DEFAULT, kv_groups
-from engine.parallel.collectives import RankGroup, file_store
+from engine.parallel.collectives import file_store
 from engine.parallel.placement import Placement
-from engine.parallel.sharded_decoder import ShardedDecoder, load_sharded
+from engine.parallel.sharded_decoder import RankGroups, ShardedDecoder, load_sharded
 
 STORE = "ranks"  # the file, of a directory, by which ranks find each other
 
@@ -46,17 +46,13 @@ def load_rank(start: RankStart) -> ShardedDecoder:
         UnsupportedArchitecture, CheckpointError: of the model.
     """
     config = start.config
-    sizes = config.tensor_parallel_size, config.pipeline_parallel_size
-    place = Placement(start.rank, *sizes, config.enable_expert_parallel)
+    place = Placement.of(config, start.rank)
     store = file_store(Path(start.directory) / STORE)
     store.set(f"rank {start.rank}", "")
-    ranks = RankGroup(store, "all", start.rank, config.ranks)
-    shards = RankGroup(store, f"stage {place.stage}", place.shard, place.shards)
     return load_sharded(
         Path(start.path),
         place,
-        ranks,
-        shards,
+        RankGroups.connect(store, place),
         dtype=getattr(torch, start.dtype),
         max_model_len=config.max_model_len,
         deterministic=config.deterministic,
@@ -75,7 +71,8 @@ def main() -> None:
         spec, dtype, device = decoder.spec, decoder.dtype, decoder.device
         max_len = config.max_model_len or min(spec.max_position_embeddings, MAX_LEN_BY_DEFAULT)
         groups = kv_groups(config, spec, dtype, device, max_len)
-        decoder.serve(lambda blocks: KVCache.of(spec, blocks, config.block_size, dtype, device, groups=groups))
+        part = config.block_size // config.prefill_context_parallel_size
+        decoder.serve(lambda blocks: KVCache.of(spec, blocks, part, dtype, device, groups=groups))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Rank 0 runs steps as any decoder does, and tells the others, which follow. Column-parallel projections are those of a
 smaller model. Row-parallel ones are summed over the shards (Megatron-LM, Shoeybi et al. 2019), as are rows of the
-embedding; logits are gathered by rank 0.
+embedding; logits are gathered by rank 0. Contexts run the same layers, each on its tokens of a step.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from engine.errors import CheckpointError, InvalidParameter, RankDied
 from engine.families import family_of
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.quantized_cache import QuantizedCache
+from engine.model import attention
 from engine.model.adapters.peft_checkpoint import Adapter
 from engine.model.batch import Batch, Features, KVCache
 from engine.model.decoder import Decoder, Keep
@@ -28,12 +29,35 @@ from engine.model.loader import SafetensorsWeights
 from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import ModelSpec, WeightNames
 from engine.model.quantization.checkpoint import open_weights, read_config
-from engine.parallel.collectives import RankGroup
+from engine.parallel.collectives import RankGroup, Store
 from engine.parallel.commands import Allocate, Command, Copies, receive_command, send_command
+from engine.parallel.context_shards import RingKind
 from engine.parallel.expert_parallel import ExpertParallel, ScatteredRowParallel
 from engine.parallel.micro_batches import micro_batches
 from engine.parallel.placement import Placement, shard_of
+from engine.parallel.ring_attention import RingAttention
 from engine.parallel.sharded_weights import ShardedWeights
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroups:
+    """The groups that a rank is in: all `ranks`, the `shards` of its stage and context, and the `ring` of contexts with
+    its stage and shard, if there are several."""
+
+    ranks: RankGroup
+    shards: RankGroup
+    ring: RingAttention | None
+
+    @classmethod
+    def connect(cls, store: Store, place: Placement, kind: RingKind = "auto") -> RankGroups:
+        """Connects the rank at `place` to the others, of which each does so at the same time. Raises RankDied."""
+        ranks = RankGroup(store, "ranks", place.rank, place.width * place.stages)
+        shards = RankGroup(store, f"stage {place.stage}, context {place.context}", place.shard, place.shards)
+        ring = None
+        if place.contexts > 1:
+            name = f"stage {place.stage}, shard {place.shard}"
+            ring = RingAttention(RankGroup(store, name, place.context, place.contexts), kind)
+        return cls(ranks, shards, ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +86,8 @@ class ShardedNorm(RMSNorm):
 
 
 class ShardedCache(KVCache):
-    """Rank 0's part of the paged K/V. Its copies are told to the other ranks, whose parts have the same blocks."""
+    """Rank 0's part of the paged K/V. Its copies are told to the other ranks, whose parts have the same blocks; with
+    several contexts each has some tokens of every block, and `block_size` counts them all."""
 
     tell: Callable[[Command], None]
 
@@ -78,7 +103,7 @@ class ShardedCache(KVCache):
 
 
 class ShardedDecoder(Decoder):
-    """The part of a model that the rank at `place` runs. `ranks` are all of them, `shards` those of its stage."""
+    """The part of a model that the rank at `place` runs, and its `groups`."""
 
     def __init__(
         self,
@@ -86,8 +111,7 @@ class ShardedDecoder(Decoder):
         names: WeightNames,
         weights: ShardedWeights,
         place: Placement,
-        ranks: RankGroup,
-        shards: RankGroup,
+        groups: RankGroups,
         *,
         dtype: torch.dtype,
         max_model_len: int | None = None,
@@ -101,15 +125,16 @@ class ShardedDecoder(Decoder):
             dtype=dtype,
             device=torch.device("cpu"),
             max_model_len=max_model_len,
+            attend=attention.paged if groups.ring is None else groups.ring.attend,
             kernels="torch",
             deterministic=deterministic,
             packing=Packing(pack, pack, None if place.last else _no_logits),
         )
+        self.placement, self.ranks, self.shards, self.ring = place, groups.ranks, groups.shards, groups.ring
         self._experts = None
         if spec.experts is not None and place.expert_parallel:
-            self._experts = ExpertParallel(spec.experts, shards)
+            self._experts = ExpertParallel(spec.experts, self.shards)
         self.weights_read = weights.parameters()  # elements
-        self.placement, self.ranks, self.shards = place, ranks, shards
         self._first_token = place.tokens(spec.vocab_size).start
         self._layers = [self._sharded(spec, layer) for layer in self._layers]
         if place.stage:
@@ -132,9 +157,10 @@ class ShardedDecoder(Decoder):
     def allocate(self, blocks: int, block_size: int, groups: KVGroups | None) -> ShardedCache:
         """Makes the cache of every rank, and returns rank 0's."""
         self._tell(Allocate(blocks))
-        cache = ShardedCache.of(self.spec, blocks, block_size, self.dtype, self.device, groups=groups)
+        part = block_size // self.placement.contexts
+        cache = ShardedCache.of(self.spec, blocks, part, self.dtype, self.device, groups=groups)
         assert isinstance(cache, ShardedCache)
-        cache.tell = self._tell
+        cache.block_size, cache.tell = block_size, self._tell
         return cache
 
     def _tell(self, command: Command) -> None:
@@ -181,26 +207,34 @@ class ShardedDecoder(Decoder):
     def _step(self, batch: Batch, kv: KVCache) -> Tensor:
         """Runs this rank's part of a step; returns the logits at rank 0, elsewhere none."""
         place = self.placement
-        if place.stages == 1:
+        if place.width * place.stages == place.shards:
             return super().forward(batch, kv)
-        before, after = place.rank - place.shards, place.rank + place.shards
+        before, after = place.rank - place.width, place.rank + place.width
         sent, logits = list[Work](), list[Tensor]()
-        for part in micro_batches(batch, place.stages):
+        for part in [batch] if place.stages == 1 else micro_batches(batch, place.stages):
+            division = None if self.ring is None else self.ring.divide(part, kv.like.shape[2])
+            own = part if division is None else division.shard()
             if place.stage == 0:
-                x = self.embed(part.token_ids)
+                x = self.embed(own.token_ids)
             else:
-                x = torch.empty(len(part.token_ids), self.spec.hidden_size, dtype=self.dtype)
+                x = torch.empty(len(own.token_ids), self.spec.hidden_size, dtype=self.dtype)
                 self.ranks.receive(x, before)
-            self.run_layers(self._layers, x, part, kv)
-            if place.last:
-                logits.append(self.logits(x.index_select(0, part.logits_at)))
-            else:
+            self.run_layers(self._layers, x, own, kv)
+            if not place.last:
                 sent.append(self.ranks.send(x, after))
-        if place.last and place.shard == 0 and len(batch.logits_at):
+                continue
+            states = x.index_select(0, own.logits_at)
+            if self.ring is not None and division is not None:
+                states = self.ring.gather(states, division)
+            if place.context == 0:
+                logits.append(self.logits(states))
+        if place.stages == 1:
+            return logits[0] if logits else torch.empty(0, self.spec.vocab_size)
+        if place.last and place.shard == place.context == 0 and len(batch.logits_at):
             sent.append(self.ranks.send(torch.cat(logits), 0))
         whole = torch.empty(len(batch.logits_at) if place.rank == 0 else 0, self.spec.vocab_size)
         if place.rank == 0 and len(whole):
-            self.ranks.receive(whole, place.shards * (place.stages - 1))
+            self.ranks.receive(whole, place.width * (place.stages - 1))
         self.ranks.finish(sent)
         return whole
 
@@ -242,8 +276,7 @@ def _no_logits(weight: Tensor, bias: Tensor | None) -> Linear:
 def load_sharded(
     path: Path,
     place: Placement,
-    ranks: RankGroup,
-    shards: RankGroup,
+    groups: RankGroups,
     *,
     dtype: torch.dtype,
     max_model_len: int | None = None,
@@ -261,15 +294,14 @@ def load_sharded(
     source = open_weights(path)
     if type(source) is not SafetensorsWeights:
         message = f"{path.name} is quantised, and only plain safetensors are divided among ranks; accepted: 1."
-        raise InvalidParameter("tensor_parallel_size", message)
+        raise InvalidParameter(place.setting, message)
     weights = ShardedWeights(source, spec, names, place)
     decoder = ShardedDecoder(
         spec,
         names,
         weights,
         place,
-        ranks,
-        shards,
+        groups,
         dtype=dtype,
         max_model_len=max_model_len,
         deterministic=deterministic,

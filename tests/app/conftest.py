@@ -91,7 +91,8 @@ def serving(
         listener = bind("127.0.0.1", 0)
         # In float32: the company that a sequence has must not change what it draws.
         limits: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_running": 16, "threads": 1}
-        limits |= {name: changed[name] for name in ("max_running", "policy", "speculation") if name in changed}
+        given = ("max_running", "policy", "speculation", "data_parallel_size")
+        limits |= {name: changed[name] for name in given if name in changed}
         adapters = tuple(settings.lora.items())
         limits["kv_events"] = None if settings.kv_events is None else settings.kv_events.config()
         config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, adapters=adapters, **limits)

@@ -54,10 +54,17 @@ def config(model: Path, adapters: dict[str, str], **more: Any) -> EngineConfig: 
     return EngineConfig(str(model), adapters=tuple(adapters.items()), **settings)
 
 
-@pytest.fixture(params=[*(("thread", loop) for loop in get_args(LoopName) if loop != "auto"), ("process", "plain")])
+@pytest.fixture(
+    params=[
+        *(("thread", loop, 1) for loop in get_args(LoopName) if loop != "auto"),
+        ("process", "plain", 1),
+        ("thread", "plain", 2),
+    ]
+)
 async def engine(request: pytest.FixtureRequest, random_model: Path, adapters: dict[str, str]) -> AsyncIterator[Engine]:
-    runs_in, loop = request.param
-    async with await Engine.start(config(random_model, adapters, runs_in=runs_in, loop=loop)) as engine:
+    runs_in, loop, replicas = request.param
+    more = {"runs_in": runs_in, "loop": loop, "data_parallel_size": replicas}
+    async with await Engine.start(config(random_model, adapters, **more)) as engine:
         yield engine
 
 

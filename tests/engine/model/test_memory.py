@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def configs(*models: Path, **common: Any) -> list[EngineConfig]:
 def test_one_engine_keeps_all_of_it(model: Path) -> None:
     (alone,) = divided(configs(model, kv_bytes=1 << 20))
     assert alone.kv_bytes == 1 << 20 and alone.kv_blocks is None
+
+
+def test_each_context_and_each_replica_has_all_weights(model: Path) -> None:
+    (config,) = configs(model)
+    one = needs_of(config)
+    contexts = needs_of(replace(config, prefill_context_parallel_size=2))
+    assert (contexts.weights, contexts.block, contexts.blocks) == (2 * one.weights, one.block, one.blocks)
+    replicas = needs_of(replace(config, data_parallel_size=3))
+    assert (replicas.weights, replicas.block, replicas.blocks) == (3 * one.weights, one.block, 3 * one.blocks)
 
 
 def test_blocks_are_divided_equally(model: Path, larger: Path) -> None:
@@ -143,6 +153,11 @@ def huge(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (50, {"dtype": "float32"}, "80.0 GB in float32, and 50.0 GB of memory are free; accepted: dtype bfloat16"),
         (4, {"dtype": "bfloat16"}, "accepted: models of up to 2.0 billion parameters in 16 bits, 4.0 in int8, 7"),
         (4, {"dtype": "bfloat16", "quantization": "int4"}, "accepted: models of up to 2.0 billion"),
+        (
+            50,
+            {"dtype": "bfloat16", "prefill_context_parallel_size": 2},
+            "80.0 GB in bfloat16, and 50.0 GB of memory are free; accepted: prefill_context_parallel_size 1 (40.",
+        ),
     ],
 )  # fmt: skip
 async def test_weights_that_do_not_fit_are_refused_before_they_are_read(

@@ -13,6 +13,7 @@ import pytest
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.core.messages import AddImage
 from engine.errors import BadSnapshot, ContextLengthExceeded, InvalidImage, InvalidParameter
+from engine.ipc.data_parallel_link import DataParallelLink
 from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
 from engine.multimodal.image_input import FIRST_IMAGE_ID, key_of, offset_of, placeholder
@@ -90,6 +91,22 @@ async def test_chunks_and_loops_give_the_same_answer(engine: Engine, model: Path
     async with await Engine.start(config(model, **changed)) as other:
         other._register(images)
         assert await answer(other, tokens) == expected
+
+
+async def test_a_replica_gets_the_images_of_its_own_sequences(engine: Engine, model: Path) -> None:
+    questions = [await asked(engine, "What is it?", seed) for seed in (1, 2)]
+    expected = [await answer(engine, tokens) for tokens in questions]
+    images = list({id(each): each for each in engine._images.values()}.values())
+    async with await Engine.start(config(model, data_parallel_size=2)) as other:
+        other._register(images)
+        assert isinstance(other._link, DataParallelLink)
+        seqs = [await other.open(tokens) for tokens in questions]
+        assert len({id(other._link._of[seq._id]) for seq in seqs}) == 2
+        assert [(await seq.generate_all(SPAN)).token_ids for seq in seqs] == expected
+        encoded = [token for tokens in questions for token in tokens if token >= FIRST_IMAGE_ID]
+        assert (await other.stats()).encoded_tokens == len(encoded)
+        for seq in seqs:
+            seq.close()
 
 
 async def test_forks_truncation_and_scores_go_on_from_an_image(engine: Engine, model: Path) -> None:

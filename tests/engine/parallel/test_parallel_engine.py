@@ -13,56 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine import Engine, EngineConfig, InvalidParameter
 from engine.errors import RankDied
 from engine.ipc.supervisor import SupervisedLink
-from tests.engine.model import tiny
-from tests.tiny import byte_tokenizer
-
-PROMPT = list(range(20, 60))
-SPANS = [
-    Span(GREEDY, max_tokens=24, ignore_eos=True),
-    Span(Sampling(seed=5), max_tokens=24, ignore_eos=True),
-    Span(Sampling(0.8, top_p=0.9, repetition_penalty=1.2, seed=6), max_tokens=24, ignore_eos=True),
-]
-
-
-def checkpoint(path: Path, name: str = "qwen3", **changed: Any) -> Path:
-    """A random model with a tokenizer. Any: options of a configuration of transformers."""
-    tokenizer = byte_tokenizer()
-    config, model, options = tiny.MODELS[name]
-    size = {"vocab_size": len(tokenizer.get_vocab())}
-    tiny.save(tiny.build(config, model, {**options, **size, **changed}), path)
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
+from tests.engine.parallel.engines import PROMPT, SPANS, answers, checkpoint, ranks_below
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
     return EngineConfig(str(checkpoint(tmp_path)), dtype="float32", device="cpu", kv_blocks=40, max_batch_tokens=48)
-
-
-def ranks_below(pid: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(pid).children(recursive=True) if "engine.parallel.rank" in each.cmdline()]
-
-
-async def answers(engine: Engine) -> list[tuple[int, ...]]:
-    """Forks of one prefix, a cut, and more sequences than the pool holds."""
-    found = []
-    async with await engine.open(PROMPT) as root:
-        found.append((await root.generate_all(SPANS[0])).token_ids)
-        kids = root.fork(len(SPANS))
-        results = await asyncio.gather(*(kid.generate_all(span) for kid, span in zip(kids, SPANS, strict=True)))
-        found += [each.token_ids for each in results]
-        kids[1].truncate(len(PROMPT) + 3)
-        found.append((await kids[1].generate_all(SPANS[1])).token_ids)
-    many = [await engine.open([*PROMPT[:32], at, at + 1]) for at in range(60, 68)]
-    spans = [replace(SPANS[at % 3], max_tokens=90) for at in range(8)]
-    results = await asyncio.gather(*(seq.generate_all(span) for seq, span in zip(many, spans, strict=True)))
-    found += [each.token_ids for each in results]
-    for seq in many:
-        seq.close()
-    return found
 
 
 @pytest.mark.parametrize(
@@ -78,6 +37,20 @@ async def answers(engine: Engine) -> list[tuple[int, ...]]:
         pytest.param({"pipeline_parallel_size": 2}, "gemma3", {}, marks=pytest.mark.slow),
         pytest.param({"pipeline_parallel_size": 3}, "qwen3", {"speculation": "suffix"}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow),
+        ({"prefill_context_parallel_size": 2}, "qwen3", {}),
+        pytest.param(
+            {"prefill_context_parallel_size": 2},
+            "gemma3",
+            {"loop": "overlapped", "kv_blocks": 12},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"prefill_context_parallel_size": 4}, "qwen2", {"speculation": "ngram"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"prefill_context_parallel_size": 2, "tensor_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"prefill_context_parallel_size": 2, "pipeline_parallel_size": 2}, "qwen3", {}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )  # fmt: skip
@@ -100,8 +73,11 @@ async def test_ranks_write_the_tokens_of_one_device(
     assert not any(each.is_running() for each in ranks)
 
 
-async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(config: EngineConfig) -> None:
-    engine = await Engine.start(replace(config, pipeline_parallel_size=3))
+@pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 3}, {"prefill_context_parallel_size": 2}], ids=str)
+async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(
+    sizes: Mapping[str, int], config: EngineConfig
+) -> None:
+    engine = await Engine.start(replace(config, **sizes))  # type: ignore[arg-type]  # fields by name
     ranks = ranks_below(os.getpid())
     async with await engine.open(PROMPT) as seq:
         stream = seq.generate(replace(SPANS[0], max_tokens=400))
@@ -114,11 +90,12 @@ async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(config: 
 
 
 @pytest.mark.slow
-async def test_the_engines_process_starts_again_with_its_ranks(config: EngineConfig) -> None:
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "prefill_context_parallel_size"])
+async def test_the_engines_process_starts_again_with_its_ranks(name: str, config: EngineConfig) -> None:
     span = replace(SPANS[1], max_tokens=300)
     async with await Engine.start(replace(config, kernels="torch")) as alone, await alone.open(PROMPT) as seq:
         expected = (await seq.generate_all(span)).token_ids
-    async with await Engine.start(replace(config, tensor_parallel_size=2, runs_in="process")) as engine:
+    async with await Engine.start(replace(config, runs_in="process", **{name: 2})) as engine:  # type: ignore[arg-type]  # a field by name
         link, tokens, dead = engine._link, list[int](), list[psutil.Process]()
         assert isinstance(link, SupervisedLink)
         async with await engine.open(PROMPT) as seq:
@@ -177,6 +154,9 @@ async def test_a_start_that_fails_leaves_no_rank_behind(config: EngineConfig) ->
         ({"tensor_parallel_size": 2, "kernels": "triton"}, "kernels is triton, .*; accepted: auto, torch"),
         ({"enable_expert_parallel": True}, "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2"),
         ({"tensor_parallel_size": 2, "device": "cuda"}, "device is cuda, .*; accepted: auto, cpu"),
+        ({"prefill_context_parallel_size": 0}, "prefill_context_parallel_size is 0; accepted: a positive integer"),
+        ({"prefill_context_parallel_size": 3}, "block_size is 16, .* 3 divides each block; accepted: a multiple of 3"),
+        ({"prefill_context_parallel_size": 2, "kv_dtype": "int8"}, "kv_dtype is int8, .* 2 ranks; accepted: auto"),
     ],
     ids=str,
 )  # fmt: skip
@@ -196,6 +176,7 @@ def test_a_setting_that_ranks_do_not_support_is_refused(changed: Mapping[str, An
         ("gpt_oss", {"tensor_parallel_size": 2}, "is 2, but .* has experts that lie in one tensor"),
         ("deepseek_v2", {"tensor_parallel_size": 2}, "tensor_parallel_size is 2, but .* has latent attention"),
         ("lfm2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but .* has short convolutions"),
+        ("deepseek_v2", {"prefill_context_parallel_size": 2}, "prefill_context_parallel_size is 2, but .* has latent"),
     ],
 )  # fmt: skip
 async def test_a_model_that_does_not_divide_is_refused(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from engine.errors import CheckpointError
-from engine.model.decoder import load_decoder
 from tests.engine.model import tiny
-from tests.engine.model.stepping import Stepper, apart
-from tests.engine.parallel.ranks import BLOCK_SIZE, ranks_of
+from tests.engine.parallel.ranks import furthest, ranks_of, stepper_of, written
 
 DENSE = ("llama_biased", "llama_tied", "qwen2", "qwen3", "smollm3", "phi3", "gemma2", "gemma3", "olmo2", "cohere")
 NEAR_TO_THOSE = (
@@ -25,46 +20,20 @@ NEAR_TO_THOSE = (
 EIGHT_HEADS: Mapping[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 383}
 
 
-def prompts() -> list[list[int]]:
-    drawn = random.Random(5)
-    return [[drawn.randrange(3, 380) for _ in range(length)] for length in (1, 2, 33, 40, 70)]
-
-
-def logits_of(path: Path, shards: int, stages: int, *, expert_parallel: bool) -> list[Tensor]:
-    with ranks_of(path, shards=shards, stages=stages, expert_parallel=expert_parallel) as decoders:
-        stepper = Stepper(decoders[0], prompts(), seed=3)
-        blocks = stepper._kv.layers()[0].shape[1]
-        stepper._kv = decoders[0].allocate(blocks, BLOCK_SIZE, None)
-        return stepper.run(30)
-
-
-def furthest(path: Path, shards: int, stages: int, *, expert_parallel: bool = False) -> float:
-    """The largest difference from one device's logits, relative to the largest logit."""
-    whole = Stepper(load_decoder(path, dtype=torch.float32, kernels="torch"), prompts(), seed=3).run(30)
-    ranks = logits_of(path, shards, stages, expert_parallel=expert_parallel)
-    return max(apart(found, expected) for found, expected in zip(ranks, whole, strict=True))
-
-
-def written(name: str, path: Path, **changed: Any) -> Path:
-    """Any: options of a configuration of transformers."""
-    config, model, options = tiny.MODELS[name]
-    return tiny.save(tiny.build(config, model, {**options, **changed}), path)
-
-
 @pytest.mark.parametrize("name", [*DENSE, *(pytest.param(each, marks=pytest.mark.slow) for each in NEAR_TO_THOSE)])
 def test_two_shards_compute_what_one_device_does(name: str, tmp_path: Path) -> None:
-    assert furthest(written(name, tmp_path), 2, 1) < 1e-5
+    assert furthest(written(name, tmp_path), shards=2) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["llama_biased", "olmo2", "phi3", "cohere"])
 def test_shards_share_a_kv_head_and_pad_the_vocabulary(name: str, tmp_path: Path) -> None:
-    assert furthest(written(name, tmp_path, **EIGHT_HEADS), 4, 1) < 1e-5
+    assert furthest(written(name, tmp_path, **EIGHT_HEADS), shards=4) < 1e-5
 
 
 @pytest.mark.parametrize(("shards", "stages"), [(1, 2), (1, 3), (2, 2)])
 @pytest.mark.parametrize("name", ["llama_tied", "gemma2", "cohere2"])
 def test_stages_compute_what_one_device_does(name: str, shards: int, stages: int, tmp_path: Path) -> None:
-    assert furthest(written(name, tmp_path), shards, stages) < 1e-5
+    assert furthest(written(name, tmp_path), shards=shards, stages=stages) < 1e-5
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -75,12 +44,12 @@ def test_stages_compute_what_one_device_does(name: str, shards: int, stages: int
      *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen2_moe", "ernie4_5_moe"))],
 )  # fmt: skip
 def test_experts_compute_what_one_device_does(name: str, whole_experts: bool, stages: int, tmp_path: Path) -> None:
-    assert furthest(written(name, tmp_path), 2, stages, expert_parallel=whole_experts) < 1e-5
+    assert furthest(written(name, tmp_path), shards=2, stages=stages, expert_parallel=whole_experts) < 1e-5
 
 
 def test_four_ranks_have_an_expert_each(tmp_path: Path) -> None:
     path = written("mixtral", tmp_path, num_attention_heads=8, num_key_value_heads=4, head_dim=8)
-    assert furthest(path, 4, 1, expert_parallel=True) < 1e-5
+    assert furthest(path, shards=4, expert_parallel=True) < 1e-5
     with ranks_of(path, shards=4, expert_parallel=True) as decoders:
         assert all(len(layer.mixture.experts) == 1 for each in decoders for layer in each._layers if layer.mixture)
 
@@ -89,8 +58,7 @@ def test_four_ranks_have_an_expert_each(tmp_path: Path) -> None:
 def test_a_token_goes_to_a_rank_and_back_once(tokens: int, tmp_path: Path) -> None:
     path = written("mixtral", tmp_path, num_experts_per_tok=4)  # all of them, so every token goes to the other rank
     with ranks_of(path, shards=2, expert_parallel=True) as decoders:
-        stepper = Stepper(decoders[0], [[5] * tokens], seed=3)
-        stepper._kv = decoders[0].allocate(8, BLOCK_SIZE, None)
+        stepper = stepper_of(decoders, [[5] * tokens])
         stepper.step([tokens])
         carried = [each.shards.nbytes for each in decoders]
     layers, hidden = tiny.SIZES["num_hidden_layers"], tiny.SIZES["hidden_size"] * 4
@@ -115,8 +83,7 @@ def test_ranks_read_no_more_than_their_part(tmp_path: Path) -> None:
 def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     path = written("qwen2", tmp_path)
     with ranks_of(path, shards=2) as decoders:
-        stepper = Stepper(decoders[0], [[5] * 40], seed=3)
-        stepper._kv = decoders[0].allocate(4, BLOCK_SIZE, None)
+        stepper = stepper_of(decoders, [[5] * 40])
         before = [each.shards.nbytes.copy() for each in decoders]
         stepper.step([40])
         carried = [each.shards.nbytes - was for each, was in zip(decoders, before, strict=True)]
@@ -129,8 +96,7 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
 def test_stages_send_each_token_once(tmp_path: Path) -> None:
     path = written("qwen2", tmp_path)
     with ranks_of(path, stages=3) as decoders:
-        stepper = Stepper(decoders[0], [[5] * 40], seed=3)
-        stepper._kv = decoders[0].allocate(4, BLOCK_SIZE, None)
+        stepper = stepper_of(decoders, [[5] * 40])
         stepper.step([40])
         carried = [each.ranks.nbytes["send"] for each in decoders]
     states = 40 * tiny.SIZES["hidden_size"] * 4
