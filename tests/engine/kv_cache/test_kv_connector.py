@@ -1,0 +1,484 @@
+"""Disaggregated prefill: K/V of another engine gives the same tokens, and K/V that does not come is computed.
+
+Engines of one process stand for two machines: all that passes between them goes over TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine.config import KVTransferConfig
+from engine.ipc.supervisor import SupervisedLink
+from engine.kv_cache import kv_connector, tcp_transport
+from engine.kv_cache.kv_connector import BlockRequest, KVConnector
+from engine.kv_cache.snapshot import header
+from engine.kv_cache.tcp_transport import TcpTransport
+from engine.outputs import KVTransferStats
+from engine.params import RemotePrefill
+from engine.structured_output.layout import Constrained
+from engine.structured_output.spec import Regex
+from tests.engine.kv_cache.test_kv_events import free_endpoint
+
+SPAN = Span(GREEDY, max_tokens=12, ignore_eos=True)
+FIRST = Span(GREEDY, max_tokens=1, ignore_eos=True)  # what a router asks of the engine that prefills
+SIZE = 4
+
+
+def prompt(length: int = 150, text: int = 0) -> list[int]:
+    return [(text * 131 + i * i * 7 + i) % 300 + 3 for i in range(length)]
+
+
+def free_port() -> int:
+    return int(free_endpoint().rpartition(":")[2])
+
+
+@pytest.fixture
+def plain(random_model: Path) -> EngineConfig:
+    return EngineConfig(str(random_model), dtype="float32", block_size=SIZE, kv_blocks=200, max_batch_tokens=16)
+
+
+@pytest.fixture
+def transfer(tmp_path: Path) -> KVTransferConfig:
+    """Configuration that the engines of a test share."""
+    (tmp_path / "secret").write_text("sixteen bytes or more\n")
+    return KVTransferConfig("kv_both", str(tmp_path / "secret"), kv_port=free_port(), peers=("127.0.0.1",))
+
+
+@pytest.fixture(autouse=True)
+def grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what never comes: a test says by itself when its request is there."""
+    monkeypatch.setattr(kv_connector, "GRACE_S", 0.2)
+    monkeypatch.setattr(tcp_transport, "HEARTBEAT_S", 0.05)
+
+
+@asynccontextmanager
+async def apart(
+    config: EngineConfig, transfer: KVTransferConfig, **decode: Any
+) -> AsyncIterator[tuple[Engine, Engine, RemotePrefill]]:
+    """An engine that prefills, one that decodes, and where the first one's K/V is."""
+    producer = replace(config, kv_transfer=replace(transfer, kv_role="kv_producer"))
+    consumer = replace(config, kv_transfer=replace(transfer, kv_role="kv_consumer"), **decode)
+    async with await Engine.start(producer) as first, await Engine.start(consumer) as second:
+        yield first, second, RemotePrefill("127.0.0.1", transfer.kv_port)
+        for each in (first, second):
+            each._core.check()
+            if each.healthy:
+                assert (await each.stats()).blocks_used == 0
+
+
+def connector(engine: Engine) -> KVConnector:
+    found = engine._core._connector
+    assert found is not None
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def answer(engine: Engine, tokens: list[int], span: Span = SPAN, **options: Any) -> tuple[int, ...]:
+    async with await engine.open(tokens, **options) as seq:
+        return (await seq.generate_all(span)).token_ids
+
+
+async def together(config: EngineConfig, tokens: list[int], span: Span = SPAN, **options: Any) -> tuple[int, ...]:
+    async with await Engine.start(config) as engine:
+        return await answer(engine, tokens, span, **options)
+
+
+async def exchanged(engine: Engine) -> KVTransferStats:
+    return (await engine.stats()).kv_transfer
+
+
+# -- the same tokens
+
+
+@pytest.mark.parametrize(
+    "span",
+    [SPAN, Span(Sampling(temperature=1.0, seed=5), max_tokens=12, ignore_eos=True)],
+    ids=["greedy", "seeded"],
+)
+async def test_a_prompt_that_another_engine_read_has_the_same_answer(
+    plain: EngineConfig, transfer: KVTransferConfig, span: Span
+) -> None:
+    expected = await together(plain, prompt(), span)
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        await answer(prefill, prompt(), FIRST)
+        assert await answer(decode, prompt(), span, remote_prefill=remote) == expected
+        sent, received, stats = await exchanged(prefill), await exchanged(decode), await decode.stats()
+        nbytes = connector(decode)._nbytes
+    whole_blocks = 150 // SIZE
+    assert (received.received_blocks, sent.sent_blocks, received.failed_loads) == (whole_blocks, whole_blocks, 0)
+    assert received.received_bytes == sent.sent_bytes == whole_blocks * nbytes
+    assert stats.prompt_tokens == 150 - whole_blocks * SIZE  # the rest alone was computed there
+
+
+async def test_blocks_are_sent_while_later_chunks_of_the_prompt_are_computed(
+    plain: EngineConfig, transfer: KVTransferConfig
+) -> None:
+    expected = await together(plain, prompt(600))
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        answering = asyncio.create_task(answer(decode, prompt(600), remote_prefill=remote))
+        await until(lambda: bool(connector(prefill)._requests))  # before there is anything
+        assert (await exchanged(prefill)).sent_blocks == 0
+        await answer(prefill, prompt(600), FIRST)
+        assert await answering == expected
+        sent = await exchanged(prefill)
+    assert sent.sent_blocks == 600 // SIZE
+    assert 0 < sent.overlapped_seconds <= sent.send_seconds
+
+
+async def test_forks_and_structured_output_go_on_from_loaded_blocks(
+    plain: EngineConfig, transfer: KVTransferConfig
+) -> None:
+    held = Span(GREEDY, max_tokens=24, constraint=Constrained(Regex("[a-z]{6}")))
+
+    async def answers(engine: Engine, **options: Any) -> list[tuple[int, ...]]:
+        async with await engine.open(prompt(), **options) as seq:
+            first = (await seq.generate_all(FIRST)).token_ids
+            kids = seq.fork(2)
+            drawn = Span(Sampling(temperature=1.0, seed=3), max_tokens=12, ignore_eos=True)
+            rest = await asyncio.gather(
+                *(kid.generate_all(span) for kid, span in zip(kids, (drawn, held), strict=True))
+            )
+            return [first, *(each.token_ids for each in rest)]
+
+    async with await Engine.start(plain) as engine:
+        expected = await answers(engine)
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        await answer(prefill, prompt(), FIRST)
+        assert await answers(decode, remote_prefill=remote) == expected
+        assert (await exchanged(decode)).received_blocks == 150 // SIZE
+
+
+async def test_blocks_of_8_bits_are_exchanged(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    quantized = replace(plain, kv_dtype="int8")
+    expected = await together(quantized, prompt())
+    async with apart(quantized, transfer) as (prefill, decode, remote):
+        await answer(prefill, prompt(), FIRST)
+        assert await answer(decode, prompt(), remote_prefill=remote) == expected
+        assert (await exchanged(decode)).received_blocks == 150 // SIZE
+
+
+async def test_others_run_while_a_sequence_waits_for_its_blocks(
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_connector, "GRACE_S", 30.0)
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        waiting = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
+        await until(lambda: bool(connector(decode)._loads))
+        await answer(decode, prompt(40, text=1))
+        assert not waiting.done() and (await decode.stats()).waiting == 1
+        await answer(prefill, prompt(), FIRST)
+        await waiting
+
+
+async def test_twins_wait_for_one_load(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    expected = await together(plain, prompt())
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        twins = [asyncio.create_task(answer(decode, prompt(), remote_prefill=remote)) for _ in range(3)]
+        await until(lambda: bool(connector(prefill)._requests))
+        await answer(prefill, prompt(), FIRST)
+        assert await asyncio.gather(*twins) == [expected] * 3
+        assert (await exchanged(decode)).received_blocks == 150 // SIZE
+
+
+async def test_a_prompt_longer_than_the_buffer_is_sent_in_parts(
+    plain: EngineConfig, transfer: KVTransferConfig
+) -> None:
+    async with await Engine.start(replace(plain, kv_transfer=transfer)) as engine:
+        nbytes = connector(engine)._nbytes
+    async with apart(plain, replace(transfer, kv_buffer_size=2 * nbytes)) as (prefill, decode, remote):
+        await answer(prefill, prompt(), FIRST)
+        await answer(decode, prompt(), remote_prefill=remote)
+        assert (await exchanged(decode)).received_blocks == 150 // SIZE
+        sent = await exchanged(prefill)
+        assert sent.overlapped_seconds == 0  # all was computed before it was asked for
+        assert len(connector(prefill)._free) == 2
+
+
+# -- what does not come
+
+
+async def test_nothing_is_found_of_another_tenant(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    expected = await together(plain, prompt())
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        await answer(prefill, prompt(), FIRST, tenant="alice")
+        assert await answer(decode, prompt(), tenant="bob", remote_prefill=remote) == expected
+        received = await exchanged(decode)
+        assert (received.received_blocks, received.failed_loads) == (0, 1)
+        assert await answer(decode, prompt(), tenant="alice", remote_prefill=remote) == expected
+        assert (await exchanged(decode)).received_blocks == 150 // SIZE
+
+
+@pytest.mark.parametrize(
+    ("decode", "secret"),
+    [
+        ({"block_size": 8}, ""),
+        ({"max_model_len": 400}, ""),
+        ({"kv_dtype": "int8"}, ""),
+        ({}, "another secret, as long"),
+    ],
+    ids=["block_size", "max_model_len", "kv_dtype", "secret"],
+)
+async def test_a_peer_with_other_blocks_or_another_secret_is_not_used(
+    plain: EngineConfig, transfer: KVTransferConfig, decode: dict[str, Any], secret: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_text(secret)
+    theirs = replace(transfer, secret_file=str(tmp_path / "other")) if secret else transfer
+    expected = await together(replace(plain, **decode), prompt())
+    producer = replace(plain, kv_transfer=transfer)
+    consumer = replace(plain, kv_transfer=replace(theirs, kv_role="kv_consumer"), **decode)
+    async with await Engine.start(producer) as first, await Engine.start(consumer) as second:
+        await answer(first, prompt(), FIRST)
+        remote = RemotePrefill("127.0.0.1", transfer.kv_port)
+        assert await answer(second, prompt(), remote_prefill=remote) == expected
+        received = await exchanged(second)
+    assert (received.received_blocks, received.failed_loads) == (0, 1)
+
+
+async def test_nobody_at_the_peers_address_costs_nothing_but_the_load(
+    plain: EngineConfig, transfer: KVTransferConfig
+) -> None:
+    expected = await together(plain, prompt())
+    async with await Engine.start(replace(plain, kv_transfer=replace(transfer, kv_role="kv_consumer"))) as engine:
+        remote = RemotePrefill("127.0.0.1", free_port())
+        assert await answer(engine, prompt(), remote_prefill=remote) == expected
+        assert (await exchanged(engine)).failed_loads == 1
+
+
+class Images:
+    """Serves the images that a test changes, of another engine's blocks."""
+
+    def __init__(self, engine: Engine, count: int, changed: Callable[[bytes], bytes]) -> None:
+        self._engine, self._count, self._changed = engine, count, changed
+
+    def serve(self, first: int, digests: tuple[bytes, ...]) -> BlockRequest:
+        request = BlockRequest(first, digests, 0.0)
+        for digest in digests[: self._count]:
+            block = self._engine._core._pool.find(digest)
+            assert block is not None
+            request.ready.put((digest, block))
+        return request
+
+    def payload(self, row: int) -> memoryview:
+        made = connector(self._engine)
+        staged = bytearray(made._nbytes)
+        into = torch.frombuffer(staged, dtype=torch.uint8)
+        made._store.save([(row, into)])
+        return memoryview(self._changed(bytes(staged)))
+
+    def sent(self, request: BlockRequest, row: int, seconds: float) -> None:
+        pass
+
+    def release(self, request: BlockRequest) -> None:
+        pass
+
+    def poke(self) -> None:
+        pass
+
+
+@contextmanager
+def peer(engine: Engine, count: int, changed: Callable[[bytes], bytes] = bytes) -> Iterator[TcpTransport]:
+    """A peer that has `count` of the engine's blocks, then neither sends nor ends."""
+    made = connector(engine)
+    assert isinstance(made._transport, TcpTransport)
+    ours = made._transport
+    transport = TcpTransport(ours._secret, ours._layout, ours._nbytes, address=("127.0.0.1", 0), timeout_s=5.0)
+    transport.listen(Images(engine, count, changed))
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def damaged(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+async def test_a_peer_that_dies_in_the_midst_leaves_what_came(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    expected = await together(plain, prompt())
+    async with apart(plain, transfer) as (prefill, decode, _):
+        await answer(prefill, prompt(), FIRST)
+        with peer(prefill, 5) as dying:
+            answering = asyncio.create_task(
+                answer(decode, prompt(), remote_prefill=RemotePrefill("127.0.0.1", dying.port))
+            )
+            await until(lambda: connector(decode).counters.received_blocks == 5)
+            assert not answering.done()
+        assert await answering == expected
+        received = await exchanged(decode)
+        assert (received.received_blocks, received.failed_loads) == (5, 1)
+        assert (await decode.stats()).prompt_tokens == 150 - 5 * SIZE
+
+
+async def test_a_peer_that_is_silent_is_given_up(
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_transport, "STALL_S", 0.3)
+    expected = await together(plain, prompt())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with await Engine.start(replace(plain, kv_transfer=replace(transfer, kv_role="kv_consumer"))) as engine:
+            remote = RemotePrefill("127.0.0.1", silent.getsockname()[1])
+            assert await answer(engine, prompt(), remote_prefill=remote) == expected
+            assert (await exchanged(engine)).failed_loads == 1
+
+
+async def test_a_load_ends_with_its_time(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    expected = await together(plain, prompt())
+    async with apart(plain, replace(transfer, timeout_s=0.3)) as (prefill, decode, _):
+        await answer(prefill, prompt(), FIRST)
+        with peer(prefill, 5) as waiting:
+            remote = RemotePrefill("127.0.0.1", waiting.port)
+            assert await answer(decode, prompt(), remote_prefill=remote) == expected
+            assert (await exchanged(decode)).failed_loads == 1
+
+
+def test_a_header_names_its_block() -> None:
+    """The checks below mean what they say: a damaged payload has another checksum."""
+    assert zlib.crc32(b"ab") != zlib.crc32(damaged(b"ab"))
+    assert header(b"l" * 16, b"d" * 16, b"ab") != header(b"l" * 16, b"e" * 16, b"ab")
+
+
+@pytest.mark.parametrize("fault", ["digest", "checksum", "layout", "noise"])
+async def test_an_image_of_something_else_is_never_used(
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The second block is wrong: one block is used, and the rest computed."""
+    expected, sent = await together(plain, prompt()), [0]
+
+    def wrong(layout: bytes, digest: bytes, payload: memoryview) -> bytes:
+        sent[0] += 1
+        if sent[0] != 2:
+            return header(layout, digest, payload)
+        if fault == "noise":
+            return b"HTTP/1.1 200 OK".ljust(len(header(layout, digest, payload)))
+        if fault == "checksum":
+            return header(layout, digest, damaged(bytes(payload)))
+        return header(layout[::-1], digest, payload) if fault == "layout" else header(layout, digest[::-1], payload)
+
+    monkeypatch.setattr(tcp_transport, "header", wrong)
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        await answer(prefill, prompt(), FIRST)
+        assert await answer(decode, prompt(), remote_prefill=remote) == expected
+        received = await exchanged(decode)
+    assert (received.received_blocks, received.failed_loads) == (1, 1)
+
+
+async def test_closing_a_sequence_that_waits_ends_its_load(
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_connector, "GRACE_S", 30.0)
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        seq = await decode.open(prompt(), remote_prefill=remote)
+        running = asyncio.create_task(seq.generate_all(SPAN))
+        await until(lambda: bool(connector(prefill)._requests))
+        seq.close()
+        await asyncio.gather(running, return_exceptions=True)
+        await until(lambda: not connector(decode)._loads and not connector(prefill)._requests)
+        assert (await exchanged(decode)).failed_loads == 0
+
+
+async def test_an_engine_stops_while_it_sends_and_receives(
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_connector, "GRACE_S", 30.0)
+    async with apart(plain, transfer) as (prefill, decode, remote):
+        seq = await decode.open(prompt(), remote_prefill=remote)
+        running = asyncio.create_task(seq.generate_all(SPAN))
+        await until(lambda: bool(connector(prefill)._requests))
+        await prefill.stop()
+        assert len((await running).token_ids) == 12
+        seq.close()
+        await decode.stop()
+        assert not [each for each in threading.enumerate() if each.name.startswith("kv-")]
+
+
+@pytest.mark.slow
+async def test_a_killed_process_that_prefills_is_computed_for(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    long = replace(plain, max_batch_tokens=SIZE)
+    expected = await together(long, prompt(600))
+    producer = replace(long, kv_transfer=replace(transfer, kv_role="kv_producer"), runs_in="process")
+    consumer = replace(long, kv_transfer=replace(transfer, kv_role="kv_consumer"))
+    async with await Engine.start(producer) as prefill, await Engine.start(consumer) as decode:
+        assert isinstance(prefill._link, SupervisedLink)
+        first = asyncio.create_task(answer(prefill, prompt(600), FIRST))
+        remote = RemotePrefill("127.0.0.1", transfer.kv_port)
+        answering = asyncio.create_task(answer(decode, prompt(600), remote_prefill=remote))
+        await until(lambda: connector(decode).counters.received_blocks > 20)
+        os.kill(prefill._link.pid, signal.SIGKILL)
+        assert await answering == expected
+        received = await exchanged(decode)
+        await first  # the supervisor starts it again, at the same address
+    assert 20 < received.received_blocks < 600 // SIZE and received.failed_loads == 1
+
+
+# -- what is refused
+
+
+async def test_a_request_names_peers_alone(plain: EngineConfig, transfer: KVTransferConfig) -> None:
+    async with apart(plain, replace(transfer, peers=("127.0.0.1:1", "prefill"))) as (prefill, decode, _):
+        with pytest.raises(InvalidParameter, match=r"at 127\.0\.0\.1:2; accepted: the peers 127\.0\.0\.1:1, prefill"):
+            await decode.open(prompt(), remote_prefill=RemotePrefill("127.0.0.1", 2))
+        with pytest.raises(InvalidParameter, match="kv_role is kv_producer.*accepted: on a kv_consumer or kv_both"):
+            await prefill.open(prompt(), remote_prefill=RemotePrefill("127.0.0.1", 1))
+    async with await Engine.start(plain) as engine:
+        with pytest.raises(InvalidParameter, match="kv_transfer is not set"):
+            await engine.open(prompt(), remote_prefill=RemotePrefill("127.0.0.1", 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"kv_role": "producer"}, "accepted: kv_producer, kv_consumer, kv_both"),
+        ({"kv_port": 0}, "accepted: 1 to 65535"),
+        ({"kv_buffer_size": 0}, "accepted: a positive number"),
+        ({"timeout_s": 0.0}, "accepted: more than 0"),
+        ({"peers": ()}, "there are no peers; accepted: HOST or HOST:PORT"),
+    ],
+)
+def test_values_out_of_range_are_refused(transfer: KVTransferConfig, changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidParameter, match=told):
+        replace(transfer, **changed)
+
+
+async def test_what_cannot_be_exchanged_is_refused_by_name(
+    plain: EngineConfig,
+    transfer: KVTransferConfig,
+    tmp_path: Path,
+    random_recurrent: Path,
+    random_windows: Path,
+) -> None:
+    with pytest.raises(InvalidParameter, match="prefix_cache is off; accepted: prefix_cache on"):
+        replace(plain, kv_transfer=transfer, prefix_cache=False)
+    with pytest.raises(InvalidParameter, match="divided among 2 ranks; accepted: none"):
+        replace(plain, kv_transfer=transfer, tensor_parallel_size=2)
+    (tmp_path / "short").write_text("short")
+    refused: list[tuple[EngineConfig, str]] = [
+        (replace(plain, model=str(random_recurrent), kv_transfer=transfer), "has recurrent layers; accepted: a model"),
+        (replace(plain, model=str(random_windows), kv_transfer=transfer), "sliding windows in K/V groups"),
+        (replace(plain, kv_transfer=replace(transfer, secret_file=str(tmp_path / "short"))), "has 5 bytes; accepted"),
+        (replace(plain, kv_transfer=replace(transfer, secret_file=str(tmp_path / "none"))), "cannot be read.*accepted"),
+        (replace(plain, kv_transfer=replace(transfer, kv_buffer_size=1)), "kv_buffer_size is 1; accepted: at least"),
+    ]
+    for config, told in refused:
+        with pytest.raises(InvalidParameter, match=told):
+            await Engine.start(config)
+    with socket.create_server(("127.0.0.1", transfer.kv_port)), pytest.raises(InvalidParameter, match="cannot listen"):
+        await Engine.start(replace(plain, kv_transfer=transfer))
