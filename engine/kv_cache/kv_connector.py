@@ -322,13 +322,13 @@ class KVConnector:
                 self._free.append(item[1])
 
     def _may_come(self, request: BlockRequest) -> bool:
-        """Returns whether the next block that a peer asks for is here, or will be: it is young, or a sequence that has
-        work computes it."""
+        """Returns whether the next block that a peer asks for is here, or will be: the request is young, or a sequence
+        computes it. One that waits for a peer itself does not: two engines would wait for each other."""
         digest, index = request.digests[request.found], request.first + request.found
         if self._clock() - request.asked_at < GRACE_S or self._pool.find(digest) is not None:
             return True
         return any(
-            index < len(seq) // self._size and seq.digest(index, self._size) == digest
+            index < len(seq) // self._size and seq.digest(index, self._size) == digest and not self.is_waiting(seq.id)
             for each in self.jobs
             for seq in each.values()
         )

@@ -429,6 +429,22 @@ async def test_a_killed_process_that_prefills_is_computed_for(plain: EngineConfi
     assert 20 < received.received_blocks < 600 // SIZE and received.failed_loads == 1
 
 
+async def test_two_engines_that_wait_for_each_other_both_compute(
+    plain: EngineConfig, transfer: KVTransferConfig
+) -> None:
+    expected = await together(plain, prompt())
+    other = replace(transfer, kv_port=free_port())
+    engines = [await Engine.start(replace(plain, kv_transfer=each)) for each in (transfer, other)]
+    try:
+        remotes = [RemotePrefill("127.0.0.1", each.kv_port) for each in (other, transfer)]
+        asked = [answer(each, prompt(), remote_prefill=at) for each, at in zip(engines, remotes, strict=True)]
+        async with asyncio.timeout(20):  # a load's own time is 60 s
+            assert await asyncio.gather(*asked) == [expected] * 2
+    finally:
+        for each in engines:
+            await each.stop()
+
+
 # -- what is refused
 
 
