@@ -196,6 +196,8 @@ def test_a_long_prompt_is_read_by_one_server_and_answered_by_the_other(apart: Ap
         until(lambda: routed.count("prefills_total", apart.prefill.url, status="200") == 1)
         assert routed.count("requests_total", apart.decode.url) == 2
         assert routed.count("requests_total", apart.prefill.url) == 0
+    told = httpx.get(f"{apart.prefill.url}/metrics").text
+    assert f"ponder_kv_transfer_sent_blocks_total {float(apart.prefill.stats().kv_transfer.sent_blocks)}" in told
     stats = apart.decode.stats()
     read = stats.kv_transfer.received_blocks - before.kv_transfer.received_blocks
     assert read >= 330 // stats.block_size and stats.kv_transfer.failed_loads == 0

@@ -12,7 +12,7 @@ import socket
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,7 @@ async def test_twins_wait_for_one_load(plain: EngineConfig, transfer: KVTransfer
     expected = await together(plain, prompt())
     async with apart(plain, transfer) as (prefill, decode, remote):
         twins = [asyncio.create_task(answer(decode, prompt(), remote_prefill=remote)) for _ in range(3)]
+        await until(lambda: [len(load.sequences) for load in connector(decode)._loads] == [3])
         await until(lambda: bool(connector(prefill)._requests))
         await answer(prefill, prompt(), FIRST)
         assert await asyncio.gather(*twins) == [expected] * 3
@@ -200,8 +201,9 @@ async def test_twins_wait_for_one_load(plain: EngineConfig, transfer: KVTransfer
 
 
 async def test_a_prompt_longer_than_the_buffer_is_sent_in_parts(
-    plain: EngineConfig, transfer: KVTransferConfig
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tcp_transport, "HEARTBEAT_S", 30.0)  # rows that are free again have more sent at once
     async with await Engine.start(replace(plain, kv_transfer=transfer)) as engine:
         nbytes = connector(engine)._nbytes
     async with apart(plain, replace(transfer, kv_buffer_size=2 * nbytes)) as (prefill, decode, remote):
@@ -251,6 +253,35 @@ async def test_a_peer_with_other_blocks_or_another_secret_is_not_used(
         assert await answer(second, prompt(), remote_prefill=remote) == expected
         received = await exchanged(second)
     assert (received.received_blocks, received.failed_loads) == (0, 1)
+
+
+@pytest.mark.parametrize("knows", [False, True], ids=["no secret", "another layout"])
+async def test_a_client_that_is_no_peer_gets_nothing(
+    plain: EngineConfig, transfer: KVTransferConfig, knows: bool
+) -> None:
+    """It asks as a peer does, and looks at nothing that it is told."""
+    async with await Engine.start(replace(plain, kv_transfer=transfer)) as engine:
+        await answer(engine, prompt(), FIRST)
+        ours = connector(engine)._transport
+        assert isinstance(ours, TcpTransport)
+        secret, layout = (ours._secret, b"another layout..") if knows else (b"a guess of the secret", ours._layout)
+        (digest,) = [each.digest for _, each in engine._core._pool.contents()][:1]
+
+        def asked() -> bytes:
+            with socket.create_connection(("127.0.0.1", transfer.kv_port), 5) as sock:
+                nonce = tcp_transport._received(sock, tcp_transport._GREETING.size)[8:]
+                mine = bytes(32)
+                code = tcp_transport._code(secret, b"client", bytes(nonce), mine, layout)
+                sock.sendall(tcp_transport._PROOF.pack(mine, layout, code) + tcp_transport._REQUEST.pack(0, 1) + digest)
+                data = b""
+                with suppress(ConnectionError):
+                    while more := sock.recv(1 << 16):
+                        data += more
+                return data
+
+        told = await asyncio.to_thread(asked)
+        assert len(told) == (tcp_transport._VERDICT.size if knows else 0) and not any(told[:1])
+        assert (await exchanged(engine)).sent_blocks == 0
 
 
 async def test_nobody_at_the_peers_address_costs_nothing_but_the_load(
