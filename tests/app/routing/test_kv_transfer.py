@@ -13,7 +13,7 @@ import pytest
 from app.config import BadSetting, load_settings
 from engine.config import KVTransferConfig
 from tests.app.conftest import Server, serving
-from tests.engine.kv_cache.test_kv_connector import free_port
+from tests.engine.kv_apart import free_port
 
 GIVEN = {
     "kv_role": "kv_both", "kv_ip": "10.0.0.1", "kv_port": 6000, "kv_buffer_size": 1 << 20,
