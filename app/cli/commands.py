@@ -307,12 +307,12 @@ def backup_restore(
 
 def route(
     replica: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            metavar="URL[,EVENTS[,REPLAY]]",
+            metavar="URL[,EVENTS[,REPLAY]]", show_default=False,
             help="A server, and the endpoints of its K/V events: http://a:8000,tcp://a:5557,tcp://a:5558. Repeatable.",
         ),
-    ],
+    ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0 for any free one.")] = 8080,
     policy: Annotated[
@@ -345,6 +345,13 @@ def route(
             help="A server that reads prompts for the others, and where its K/V is: http://c:8000,c:14579. Repeatable.",
         ),
     ] = None,
+    both: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,HOST:PORT]", show_default=False,
+            help="A server that answers, or reads prompts for others while all --prefill ones are busy. Repeatable.",
+        ),
+    ] = None,
     min_remote_tokens: Annotated[
         int, typer.Option(metavar="TOKENS", min=1, help="Of a prompt that a --prefill server reads.")
     ] = 512,
@@ -364,8 +371,8 @@ def route(
     from app.routing.disaggregation import Objectives
 
     options = RouteOptions(
-        tuple(replica), host, port, policy, shared_state, health_s, drain_s, admin_key, tuple(prefill or ()),
-        Objectives(max_ttft_s, max_tpot_s), min_remote_tokens,
+        tuple(replica or ()), host, port, policy, shared_state, health_s, drain_s, admin_key, tuple(prefill or ()),
+        Objectives(max_ttft_s, max_tpot_s), min_remote_tokens, tuple(both or ()),
     )  # fmt: skip
     or_explain(run, options)
 

@@ -38,6 +38,7 @@ class RouteOptions:
     prefills: tuple[str, ...] = ()
     objectives: Objectives = NO_OBJECTIVES
     min_remote_tokens: int = MIN_REMOTE_TOKENS
+    both: tuple[str, ...] = ()
 
     def addresses(self) -> list[ReplicaAddress]:
         """
@@ -46,11 +47,12 @@ class RouteOptions:
         """
         try:
             found = [ReplicaAddress.parse(each) for each in self.replicas]
+            found += [ReplicaAddress.prefill(each, "both") for each in self.both]
             prefills = [ReplicaAddress.prefill(each) for each in self.prefills]
         except ValueError as error:
             raise BadSetting(str(error)) from None
         if not found:
-            raise BadSetting("There is no --replica; accepted: at least one server that answers requests.")
+            raise BadSetting("There is no --replica or --both; accepted: at least one server that answers requests.")
         urls = [each.url for each in (*found, *prefills)]
         if twice := [each for each in urls if urls.count(each) > 1]:
             raise BadSetting(f"The replica {twice[0]} is there twice; accepted: each once.")

@@ -30,21 +30,21 @@ class PrefillLoad:
     """Prompts that a prefill server reads for this router, and its rate while it reads."""
 
     clock: Callable[[], float] = time.monotonic
-    tokens: int = 0  # of prompts that are not read yet
+    prompts: int = 0  # that are not read yet
+    tokens: int = 0  # of these
     per_s: float | None = None  # tokens; None: not known yet
     _since: float = 0.0  # from then on it has read without a pause, or since the last prompt ended
-    _busy: int = 0
 
     def begin(self, tokens: int) -> None:
-        if not self._busy:
+        if not self.prompts:
             self._since = self.clock()
-        self._busy += 1
+        self.prompts += 1
         self.tokens += tokens
 
     def end(self, tokens: int, *, read: bool) -> None:
         """Ends a prompt, which the server did read or not."""
         now = self.clock()
-        self._busy -= 1
+        self.prompts -= 1
         self.tokens -= tokens
         if read and now > self._since:
             rate = tokens / (now - self._since)

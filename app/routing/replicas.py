@@ -31,7 +31,7 @@ HEALTH_TIMEOUT_S = 5.0
 
 
 DEFAULT_KV_PORT = 14579  # of `kv_transfer`
-Role = Literal["both", "prefill"]
+Role = Literal["decode", "prefill", "both"]  # decode: answers requests, and reads the prompts that no other one does
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ReplicaAddress:
     url: str
     events: str | None = None
     replay: str | None = None
-    role: Role = "both"
+    role: Role = "decode"
     kv: tuple[str, int] | None = None
 
     @classmethod
@@ -62,9 +62,9 @@ class ReplicaAddress:
         return cls(url.rstrip("/"), events, replay)
 
     @classmethod
-    def prefill(cls, text: str) -> ReplicaAddress:
-        """Reads URL[,HOST:PORT] of a server that reads prompts for others: by itself its host, and `kv_transfer`'s
-        port."""
+    def prefill(cls, text: str, role: Role = "prefill") -> ReplicaAddress:
+        """Reads URL[,HOST:PORT] of a server that reads prompts for others, always or with role `both`: by itself its
+        host, and `kv_transfer`'s port."""
         url, _, kv = (part.strip() for part in text.partition(","))
         address = urlsplit(url)
         host, separator, port = kv.rpartition(":") if kv else (address.hostname or "", ":", str(DEFAULT_KV_PORT))
@@ -74,7 +74,7 @@ class ReplicaAddress:
                 f"{text!r} is no prefill server; accepted: http://HOST:PORT, and perhaps kv_ip and kv_port of its "
                 "kv_transfer: http://HOST:PORT,HOST:PORT."
             )
-        return cls(url.rstrip("/"), role="prefill", kv=(host.strip("[]"), int(port)))
+        return cls(url.rstrip("/"), role=role, kv=(host.strip("[]"), int(port)))
 
 
 @dataclass(slots=True)
@@ -183,8 +183,10 @@ class ReplicaSet:
             replica.subscriber.forget()
 
     def usable(self, without: Collection[str] = ()) -> list[Replica]:
-        """Returns the replicas that answer requests and take new ones."""
-        return [each for each in self._answering if each.takes and each.name not in without]
+        """Returns the replicas that answer requests and take new ones; those that read prompts just now only where
+        there is no other."""
+        able = [each for each in self._answering if each.takes and each.name not in without]
+        return [each for each in able if not each.prefills.prompts] or able
 
     @property
     def _answering(self) -> list[Replica]:
@@ -192,8 +194,13 @@ class ReplicaSet:
 
     def prefiller(self, tokens: int) -> Replica | None:
         """Returns the server that would have read a prompt of so many tokens first; None: none reads prompts for
-        others."""
-        able = [each for each in self.replicas.values() if each.takes and each.address.role == "prefill"]
+        others. While all prefill servers are busy, a server of both roles that answers nothing is one of them, as long
+        as another one answers."""
+        taking = [each for each in self.replicas.values() if each.takes]
+        able = [each for each in taking if each.address.role == "prefill"]
+        if all(each.prefills.prompts for each in able):
+            idle = [each for each in taking if each.address.role == "both" and not each.in_flight]
+            able += [each for each in idle if any(other is not each for other in self.usable())]
         return min(able, key=lambda each: (each.prefills.ttft_s(tokens) or 0.0, each.prefills.tokens), default=None)
 
     def choose(
@@ -264,9 +271,9 @@ class ReplicaSet:
         replica.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while replica.in_flight:
+                while replica.in_flight or replica.prefills.prompts:
                     await asyncio.sleep(0.05)
-        return replica.in_flight == 0
+        return not (replica.in_flight or replica.prefills.prompts)
 
 
 def replica_id(name: str) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -116,7 +117,7 @@ class Router:
         self._objectives, self._min_remote_tokens = objectives, min_remote_tokens
         self.replicas, self._admin_key, self._discover = replicas, admin_key, discover
         self.metrics = RouterMetrics(replicas)
-        self._reading = set[asyncio.Task[None]]()  # prompts whose answers have begun
+        self._reading = set[asyncio.Task[str]]()  # prompts whose answers have begun
         self._http: httpx.AsyncClient
 
     def app(self) -> Starlette:
@@ -174,7 +175,7 @@ class Router:
             "replica": replica.name, "up": replica.up, "draining": replica.draining, "in_flight": replica.in_flight,
             "cached_blocks": self.replicas.index.blocks(replica.name),
             "missed_batches": 0 if replica.subscriber is None else replica.subscriber.missed,
-            "role": replica.address.role,
+            "role": replica.address.role, "prefilling": replica.prefills.prompts,
         }  # fmt: skip
 
     async def _drain(self, request: Request) -> Response:
@@ -233,7 +234,9 @@ class Router:
         self._check_objectives(tokens, prefiller)
         if prefiller is None or prefiller.address.kv is None:
             return await self._to_any(request, body, prompt)
-        reading = asyncio.create_task(self._prefill(request, prefiller, prefill_request(fields), tokens))
+        prefiller.prefills.begin(tokens)  # at once: it decides who answers
+        reading = asyncio.create_task(self._prefill(request, prefiller, prefill_request(fields)))
+        reading.add_done_callback(partial(self._prefilled, prefiller, tokens))
         try:
             decoding = json.dumps(decode_request(fields, *prefiller.address.kv)).encode()
             answer = await self._to_any(request, decoding, prompt, changed=True)
@@ -260,22 +263,20 @@ class Router:
         retry = {"Retry-After": str(max(1, math.ceil(beyond_s)))}
         raise ApiError(429, message, code="objective_missed", kind="rate_limit_error", headers=retry)
 
-    async def _prefill(self, request: Request, replica: Replica, asked: dict[str, Any], tokens: int) -> None:
-        """Has a server read a prompt. Where that fails, the decoding server does."""
-        replica.in_flight += 1
-        replica.prefills.begin(tokens)
-        status = "cancelled"
+    async def _prefill(self, request: Request, replica: Replica, asked: dict[str, Any]) -> str:
+        """Has a server read a prompt; returns its status. Where that fails, the decoding server reads it."""
+        headers = _forwarded(request, new_body=True)
         try:
-            headers = _forwarded(request, new_body=True)
             answer = await self._http.post(replica.name + request.url.path, json=asked, headers=headers)
-            status = str(answer.status_code)
         except httpx.HTTPError:
-            status = "failed"
             self.replicas.lost(replica)
-        finally:
-            replica.in_flight -= 1
-            replica.prefills.end(tokens, read=status == "200")
-            self.metrics.prefills.labels(replica.name, status).inc()
+            return "failed"
+        return str(answer.status_code)
+
+    def _prefilled(self, replica: Replica, tokens: int, reading: asyncio.Task[str]) -> None:
+        status = "cancelled" if reading.cancelled() else "failed" if reading.exception() else reading.result()
+        replica.prefills.end(tokens, read=status == "200")
+        self.metrics.prefills.labels(replica.name, status).inc()
 
     async def _to_any(
         self, request: Request, body: bytes | None, prompt: RoutedPrompt, *, changed: bool = False

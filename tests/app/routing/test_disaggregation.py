@@ -22,7 +22,7 @@ from app.routing.disaggregation import (
     is_disaggregable,
     prefill_request,
 )
-from app.routing.replicas import ReplicaAddress
+from app.routing.replicas import ReplicaAddress, ReplicaSet
 from tests.app.conftest import Server, serving
 from tests.app.routing.test_router import free_port, routing, until
 
@@ -146,6 +146,59 @@ def test_a_router_needs_a_server_that_answers() -> None:
     options = RouteOptions((), "127.0.0.1", 0, None, False, 1.0, 1, None, ("http://a:1",))
     with pytest.raises(BadSetting, match="at least one server that answers"):
         options.addresses()
+
+
+# -- roles
+
+
+def replicas(**roles: str) -> ReplicaSet:
+    """Servers that are up, by name and role."""
+    made = ReplicaSet(
+        [
+            ReplicaAddress(f"http://{name}", role=role, kv=None if role == "decode" else (name, 1))  # type: ignore[arg-type]  # a role's name
+            for name, role in roles.items()
+        ],
+        "least_loaded",
+    )
+    for each in made.replicas.values():
+        each.up = True
+    return made
+
+
+def prefiller(made: ReplicaSet) -> str | None:
+    found = made.prefiller(1000)
+    return None if found is None else found.name.removeprefix("http://")
+
+
+def answering(made: ReplicaSet) -> list[str]:
+    return [each.name.removeprefix("http://") for each in made.usable()]
+
+
+def test_a_server_of_both_roles_reads_prompts_while_the_prefill_servers_are_busy() -> None:
+    made = replicas(p="prefill", b="both", d="decode")
+    p, b = made.replicas["http://p"], made.replicas["http://b"]
+    assert prefiller(made) == "p" and answering(made) == ["b", "d"]
+    p.prefills.begin(5000)
+    assert prefiller(made) == "b"
+    b.prefills.begin(1000)
+    assert answering(made) == ["d"]  # it reads: answers would wait
+    assert prefiller(made) == "b"  # its backlog is the shorter one
+    b.prefills.end(1000, read=True)
+    b.in_flight = 1
+    assert prefiller(made) == "p" and answering(made) == ["b", "d"]  # it answers: a prompt would delay its tokens
+
+
+def test_the_last_server_that_answers_reads_no_prompts_for_others() -> None:
+    made = replicas(b="both", d="decode")
+    assert prefiller(made) == "b"
+    made.replicas["http://d"].up = False
+    assert prefiller(made) is None and answering(made) == ["b"]
+    made.replicas["http://b"].prefills.begin(10)
+    assert answering(made) == ["b"]  # it reads one already, and there is no other
+
+
+def test_without_prefill_servers_every_server_reads_its_own_prompts() -> None:
+    assert prefiller(replicas(d="decode", e="decode")) is None
 
 
 # -- servers
