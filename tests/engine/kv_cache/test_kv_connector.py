@@ -77,10 +77,24 @@ async def test_forks_and_structured_output_go_on_from_loaded_blocks(
         assert (await exchanged(decode)).received_blocks == 150 // SIZE
 
 
-async def test_blocks_of_8_bits_are_exchanged(plain: EngineConfig, transfer: KVTransferConfig) -> None:
-    quantized = replace(plain, kv_dtype="int8")
-    expected = await together(quantized, prompt())
-    async with apart(quantized, transfer) as (prefill, decode, remote):
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("random_model", {"kv_dtype": "int8"}),
+        pytest.param(
+            "wide_model", {"kv_dtype": "int4", "dtype": "bfloat16", "kv_max_kl": 100.0}, marks=pytest.mark.slow
+        ),
+        pytest.param("random_latent", {}, marks=pytest.mark.slow),
+        pytest.param("random_hybrid", {}, marks=pytest.mark.slow),
+    ],
+    ids=["8 bits", "4 bits", "latents", "short convolutions"],
+)
+async def test_blocks_of_any_layout_are_exchanged(
+    plain: EngineConfig, transfer: KVTransferConfig, request: pytest.FixtureRequest, model: str, options: dict[str, Any]
+) -> None:
+    config = replace(plain, model=str(request.getfixturevalue(model)), **options)
+    expected = await together(config, prompt())
+    async with apart(config, transfer) as (prefill, decode, remote):
         await answer(prefill, prompt(), FIRST)
         assert await answer(decode, prompt(), remote_prefill=remote) == expected
         assert (await exchanged(decode)).received_blocks == 150 // SIZE
