@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,13 +23,13 @@ from engine.families import family_of
 from engine.kernels import cpu
 from engine.kv_cache.allocation import blocks_for
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
-from engine.kv_cache.disk_tier import kept_secret
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import build_offload
 from engine.kv_cache.quality_gate import check_int4
 from engine.kv_cache.quantized_cache import INT4_GROUP, INT4_MAX_WIDTH, QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
 from engine.kv_cache.state_checkpoints import StateCheckpoints
+from engine.kv_cache.tcp_transport import build_connector, digest_key
 from engine.model import native_layers
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder
@@ -220,7 +219,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         pool,
         partial(Detokenizer, tokenizer),
         tokenizer.eos_token_ids,
-        kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32),
+        digest_key(config),
         begin_device=lambda: use_threads(threads, device),
         constraints=Constraints(compiler, Masks(spec.vocab_size, device)),
         model=model,
@@ -231,6 +230,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         groups=groups,
         adapters=adapters,
         value=None if value_head is None else value_head.value,
+        connector=build_connector(config, model, numerics, pool, kv, CacheStore(kv, device), device),
     )
     loaded = Loaded(
         path=str(path), vocab_size=spec.vocab_size, max_model_len=max_len, device=str(device),

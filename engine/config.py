@@ -11,6 +11,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoopName = Literal["auto", "plain", "overlapped"]
 KvDType = Literal["auto", "int8", "fp8", "int4"]
 RunsIn = Literal["thread", "process"]
+KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 QuantizationName = Literal["none", "int8", "int4"]
 KernelName = Literal["auto", "torch", "triton"]
 PolicyName = Literal[
@@ -43,6 +44,50 @@ class KVEventsConfig:
         for name in ("buffer_steps", "hwm"):
             if (value := getattr(self, name)) < 1:
                 raise InvalidParameter("kv_events", f"kv_events.{name} is {value}; accepted: a positive integer.")
+
+
+@dataclass(frozen=True, slots=True)
+class KVTransferConfig:
+    """Exchange of K/V with other engines of the same model, for disaggregated prefill (vLLM's `KVTransferConfig`). A
+    producer listens at `kv_ip` and `kv_port` and serves the blocks of its pool; a consumer loads those of a prompt that
+    one of its `peers` prefills.
+
+    Raises:
+        InvalidParameter: a value is out of range.
+    """
+
+    kv_role: KVRole
+    secret_file: str  # whoever knows what it holds is a peer
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    kv_buffer_size: int = 64 << 20  # bytes of host memory, for blocks on their way to peers
+    peers: tuple[str, ...] = ()  # HOST or HOST:PORT: those that a request may name
+    timeout_s: float = 60.0  # of a load; what is missing then is computed
+
+    def __post_init__(self) -> None:
+        if self.kv_role not in get_args(KVRole):
+            accepted = ", ".join(get_args(KVRole))
+            raise InvalidParameter("kv_transfer", f"kv_transfer.kv_role is {self.kv_role!r}; accepted: {accepted}.")
+        if not 0 < self.kv_port < 1 << 16:
+            message = f"kv_transfer.kv_port is {self.kv_port}; accepted: 1 to 65535."
+            raise InvalidParameter("kv_transfer", message)
+        if self.kv_buffer_size < 1:
+            message = f"kv_transfer.kv_buffer_size is {self.kv_buffer_size}; accepted: a positive number of bytes."
+            raise InvalidParameter("kv_transfer", message)
+        if not self.timeout_s > 0:
+            message = f"kv_transfer.timeout_s is {self.timeout_s}; accepted: more than 0 seconds."
+            raise InvalidParameter("kv_transfer", message)
+        if self.consumes and not self.peers:
+            message = f"kv_transfer.kv_role is {self.kv_role} and there are no peers; accepted: HOST or HOST:PORT of "
+            raise InvalidParameter("kv_transfer", f"{message}each engine that prefills, or kv_producer.")
+
+    @property
+    def produces(self) -> bool:
+        return self.kv_role != "kv_consumer"
+
+    @property
+    def consumes(self) -> bool:
+        return self.kv_role != "kv_producer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +130,7 @@ class EngineConfig:
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
     kv_events: KVEventsConfig | None = None  # None: what the prefix cache holds is not published
+    kv_transfer: KVTransferConfig | None = None  # None: no K/V is exchanged with other engines
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
     ageing_s: float = 10.0  # a waiting sequence gains one class of priority in this time
     speculation: str | None = "off"  # proposer of drafts, or off, or auto; None: auto on a CPU, elsewhere off
@@ -166,6 +212,18 @@ class EngineConfig:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameter("dtype", f"dtype is {self.dtype!r}; accepted: auto, float32, bfloat16, float16.")
 
+    def check_peer(self, host: str, port: int) -> None:
+        """Raises InvalidParameter for an engine that a request may not name as its remote prefill: K/V is loaded from
+        no address that a client makes up."""
+        transfer = self.kv_transfer
+        if transfer is None or not transfer.consumes:
+            why = "kv_transfer is not set" if transfer is None else "kv_transfer.kv_role is kv_producer"
+            message = f"{why}, and a remote prefill's K/V is to be loaded; accepted: on a kv_consumer or kv_both."
+            raise InvalidParameter("kv_transfer", message)
+        if not {host, f"{host}:{port}"} & set(transfer.peers):
+            message = f"the remote prefill is at {host}:{port}; accepted: the peers {', '.join(transfer.peers)}."
+            raise InvalidParameter("kv_transfer", message)
+
     @property
     def step_tokens(self) -> int:
         """Returns the maximum tokens of a step."""
@@ -200,6 +258,7 @@ class EngineConfig:
             "kv_disk_bytes": (0,),
             "draft_model": (None,),
             "adapters": ((),),
+            "kv_transfer": (None,),
         }
         for name, accepted in plain.items():
             value = getattr(self, name)
@@ -225,6 +284,9 @@ class EngineConfig:
         if self.kv_events is not None and not self.prefix_cache:
             message = "kv_events is set and prefix_cache is off; accepted: prefix_cache on, or kv_events None."
             raise InvalidParameter("kv_events", message)
+        if self.kv_transfer is not None and not self.prefix_cache:
+            message = "kv_transfer is set and prefix_cache is off; accepted: prefix_cache on, or kv_transfer None."
+            raise InvalidParameter("kv_transfer", message)
         for name in ("kv_host_bytes", "kv_disk_bytes"):
             value = getattr(self, name)
             if value < 0:

@@ -51,7 +51,7 @@ from engine.multimodal.image_input import (
 )
 from engine.multimodal.image_processor import ImageProcessor
 from engine.outputs import Stats
-from engine.params import Speculation
+from engine.params import RemotePrefill, Speculation
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
@@ -164,23 +164,20 @@ class Engine:
         return self
 
     async def open(
-        self,
-        tokens: Iterable[int],
-        *,
-        tenant: str = "",
-        priority: int = 0,
-        adapter: str | None = None,
-        deadline_s: float | None = None,
-    ) -> Sequence:
+        self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None,
+        deadline_s: float | None = None, remote_prefill: RemotePrefill | None = None,
+    ) -> Sequence:  # fmt: skip
         """Opens a sequence. Nothing is computed until it generates or scores.
 
         `tenant` separates prefix caches: tenants never share blocks, and neither do adapters. `adapter` names one of
         `adapters`, which all of the sequence is computed with. Lower `priority` runs first. After `deadline_s` seconds
-        the sequence closes; a span then ends with the finish reason "deadline".
+        the sequence closes; a span then ends with the finish reason "deadline". With `remote_prefill` the first span
+        waits for the K/V of whole blocks from there; what does not come is computed.
 
         Raises:
             ContextLengthExceeded: the context cannot hold the tokens and one more.
-            InvalidParameter: a token id is outside the vocabulary, or the adapter is not loaded.
+            InvalidParameter: a token id is outside the vocabulary, the adapter is not loaded, or no K/V is loaded from
+                that peer.
             QueueFull: too many spans wait already.
             EngineStopped: see there.
         """
@@ -191,9 +188,11 @@ class Engine:
         self.check_prompt(given)
         self.check_length(len(given) + 1)
         self.check_queue()
+        if remote_prefill is not None:
+            self.config.check_peer(remote_prefill.host, remote_prefill.port)
         id = self.next_id()
         images = self.add_images(given)
-        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or ""))
+        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill))
         return Sequence(self, id, given, images=images, adapter=adapter)
 
     def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None) -> None:

@@ -105,6 +105,19 @@ class StateStats:
     tiers: TierStats = field(default_factory=TierStats)
 
 
+@dataclass(slots=True)
+class KVTransferStats:
+    """K/V exchanged with other engines since start; all 0 without `kv_transfer`."""
+
+    received_blocks: int = 0  # loaded to the pool from the engine that prefilled them
+    received_bytes: int = 0
+    failed_loads: int = 0  # loads that ended early: the rest of their tokens was computed here
+    sent_blocks: int = 0
+    sent_bytes: int = 0
+    send_seconds: float = 0.0  # of sending blocks, checksums included
+    overlapped_seconds: float = 0.0  # of those, while later blocks of the same prompt were still being computed
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Drafted tokens since start. `rows`: decodes with a draft, each of which made one token and those accepted."""
@@ -184,6 +197,7 @@ class Stats:
     encoder_seconds: float = 0.0
     tiers: TierStats = field(default_factory=TierStats)
     states: StateStats = field(default_factory=StateStats)
+    kv_transfer: KVTransferStats = field(default_factory=KVTransferStats)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     @classmethod

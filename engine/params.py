@@ -61,6 +61,15 @@ GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
+class RemotePrefill:
+    """An engine that prefills the same prompt and serves its K/V (vLLM's `do_remote_prefill`), at its `kv_ip` and
+    `kv_port`."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class RepetitionDetection:
     """A span ends once its newest tokens are one pattern, of `min_pattern_size` to `max_pattern_size` tokens, that
     stands there `min_count` times without a gap. Named as in vLLM.

@@ -225,7 +225,8 @@ class AnswerPipeline:
                     yield index, piece
 
     async def _open(self, plan: AnswerPlan, watch: RequestWatch, closing: ExitStack) -> EngineSequence:
-        seq = await plan.served.open(plan.prompt, tenant=self.tenant, **scheduling())
+        remote = plan.remote_prefill
+        seq = await plan.served.open(plan.prompt, tenant=self.tenant, remote_prefill=remote, **scheduling())
         closing.callback(seq.close)
         self.sequence = self.sequence or seq
 

@@ -31,6 +31,7 @@ from reasoning.thinking import Markers
 if TYPE_CHECKING:
     from engine import Engine
     from engine.handle import Sequence as EngineSequence
+    from engine.params import RemotePrefill
 
 
 _STARTERS = (
@@ -98,11 +99,12 @@ class ServedModel:
         return served
 
     async def open(
-        self, tokens: Sequence[int], *, tenant: str, priority: int = 0, deadline_s: float | None = None
-    ) -> EngineSequence:
+        self, tokens: Sequence[int], *, tenant: str, priority: int = 0, deadline_s: float | None = None,
+        remote_prefill: RemotePrefill | None = None,
+    ) -> EngineSequence:  # fmt: skip
         """Opens a sequence of this model. Raises the errors of `Engine.open`."""
         options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline_s": deadline_s}
-        return await self.engine.open(tokens, adapter=self.adapter, **options)
+        return await self.engine.open(tokens, adapter=self.adapter, remote_prefill=remote_prefill, **options)
 
     @cached_property
     def parameters(self) -> int:

@@ -307,12 +307,12 @@ def backup_restore(
 
 def route(
     replica: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
-            metavar="URL[,EVENTS[,REPLAY]]",
+            metavar="URL[,EVENTS[,REPLAY]]", show_default=False,
             help="A server, and the endpoints of its K/V events: http://a:8000,tcp://a:5557,tcp://a:5558. Repeatable.",
         ),
-    ],
+    ] = None,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="The port; 0 for any free one.")] = 8080,
     policy: Annotated[
@@ -338,11 +338,42 @@ def route(
             envvar="PONDER_ROUTER_KEY", show_default=False,
         ),
     ] = None,
+    prefill: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,HOST:PORT]", show_default=False,
+            help="A server that reads prompts for the others, and where its K/V is: http://c:8000,c:14579. Repeatable.",
+        ),
+    ] = None,
+    both: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL[,HOST:PORT]", show_default=False,
+            help="A server that answers, or reads prompts for others while all --prefill ones are busy. Repeatable.",
+        ),
+    ] = None,
+    min_remote_tokens: Annotated[
+        int, typer.Option(metavar="TOKENS", min=1, help="Of a prompt that a --prefill server reads.")
+    ] = 512,
+    max_ttft_s: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, show_default=False,
+                     help="Refuse a request whose first token is predicted to take longer."),
+    ] = None,
+    max_tpot_s: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.0001, show_default=False,
+                     help="Refuse a request whose other tokens are predicted to take longer each."),
+    ] = None,
 ) -> None:  # fmt: skip
     """Send requests to one of several servers: where the prompt's beginning is cached, and below a load cap."""
     from app.cli.route_command import RouteOptions, run
+    from app.routing.disaggregation import Objectives
 
-    options = RouteOptions(tuple(replica), host, port, policy, shared_state, health_s, drain_s, admin_key)
+    options = RouteOptions(
+        tuple(replica or ()), host, port, policy, shared_state, health_s, drain_s, admin_key, tuple(prefill or ()),
+        Objectives(max_ttft_s, max_tpot_s), min_remote_tokens, tuple(both or ()),
+    )  # fmt: skip
     or_explain(run, options)
 
 

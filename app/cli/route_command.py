@@ -16,9 +16,10 @@ import yaml
 from app.cli.serve import bind, url
 from app.config import BadSetting
 from app.observability import logs
+from app.routing.disaggregation import NO_OBJECTIVES, Objectives
 from app.routing.policies import PolicyName
 from app.routing.replicas import ReplicaAddress, ReplicaSet
-from app.routing.router import Router
+from app.routing.router import MIN_REMOTE_TOKENS, Router
 from app.wire import Patience, connections_allowed, protocol_of, raise_file_limit
 
 
@@ -34,6 +35,10 @@ class RouteOptions:
     health_s: float
     drain_s: int
     admin_key: str | None
+    prefills: tuple[str, ...] = ()
+    objectives: Objectives = NO_OBJECTIVES
+    min_remote_tokens: int = MIN_REMOTE_TOKENS
+    both: tuple[str, ...] = ()
 
     def addresses(self) -> list[ReplicaAddress]:
         """
@@ -42,9 +47,13 @@ class RouteOptions:
         """
         try:
             found = [ReplicaAddress.parse(each) for each in self.replicas]
+            found += [ReplicaAddress.prefill(each, "both") for each in self.both]
+            prefills = [ReplicaAddress.prefill(each) for each in self.prefills]
         except ValueError as error:
             raise BadSetting(str(error)) from None
-        urls = [each.url for each in found]
+        if not found:
+            raise BadSetting("There is no --replica or --both; accepted: at least one server that answers requests.")
+        urls = [each.url for each in (*found, *prefills)]
         if twice := [each for each in urls if urls.count(each) > 1]:
             raise BadSetting(f"The replica {twice[0]} is there twice; accepted: each once.")
         if self.policy == "prefix_aware" and (blind := [each.url for each in found if each.events is None]):
@@ -52,12 +61,13 @@ class RouteOptions:
                 f"policy is prefix_aware, and {blind[0]} has no K/V events; accepted: {blind[0]},tcp://HOST:PORT for "
                 "each replica (--kv-events-config on its side), or another policy."
             )
-        return found
+        return [*found, *prefills]
 
     def resolved_policy(self, addresses: list[ReplicaAddress]) -> PolicyName:
         if self.policy is not None:
             return self.policy
-        return "prefix_aware" if all(each.events is not None for each in addresses) else "least_loaded"
+        answering = [each for each in addresses if each.role != "prefill"]
+        return "prefix_aware" if all(each.events is not None for each in answering) else "least_loaded"
 
 
 class _ReadyServer(uvicorn.Server):
@@ -85,7 +95,9 @@ def run(options: RouteOptions) -> None:
     listener = bind(options.host, options.port)
     patience = Patience(connections_allowed(None, raise_file_limit()))
     config = uvicorn.Config(
-        Router(replicas, options.admin_key).app(), log_config=None, ws="none", http=protocol_of(patience),
+        Router(
+            replicas, options.admin_key, objectives=options.objectives, min_remote_tokens=options.min_remote_tokens
+        ).app(), log_config=None, ws="none", http=protocol_of(patience),
         access_log=False, timeout_graceful_shutdown=options.drain_s, server_header=False, date_header=False,
     )  # fmt: skip
     address = url(options.host, listener.getsockname()[1])

@@ -14,7 +14,7 @@ from app.config.names import BadSetting, setting
 
 if TYPE_CHECKING:
     from engine import EngineConfig
-    from engine.config import Fallback, KVEventsConfig
+    from engine.config import Fallback, KVEventsConfig, KVTransferConfig
 
 _ENDPOINT = r"^(tcp|ipc)://.+$"
 
@@ -42,6 +42,49 @@ class KVEventsSettings(BaseModel):
         if not self.enable_kv_cache_events or self.publisher == "null":
             return None
         return KVEventsConfig(self.endpoint, self.replay_endpoint, self.buffer_steps, self.hwm, self.topic)
+
+
+class KVTransferExtra(BaseModel):
+    """`kv_connector_extra_config`: what the connector wants beside vLLM's names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    secret_file: str = Field(min_length=1)
+    peers: list[str] = []
+    timeout_s: float = Field(60.0, gt=0)
+
+
+class KVTransferSettings(BaseModel):
+    """vLLM's `KVTransferConfig`, in its names: what `--kv-transfer-config` takes as JSON, and `[kv_transfer]` in the
+    file. Of its `kv_load_failure_policy`, `recompute` alone is here: a load that fails costs time, and no answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kv_connector: Literal["TcpConnector"] = "TcpConnector"
+    kv_role: Literal["kv_producer", "kv_consumer", "kv_both"]
+    kv_ip: str = Field("127.0.0.1", min_length=1)
+    kv_port: int = Field(14579, ge=1, le=65535)
+    kv_buffer_size: int = Field(64 << 20, ge=1)
+    kv_load_failure_policy: Literal["recompute"] = "recompute"
+    kv_connector_extra_config: KVTransferExtra
+
+    def config(self) -> KVTransferConfig:
+        """Returns the engine's part. Imports the engine, and so torch.
+
+        Raises:
+            BadSetting: a consumer has no peers.
+        """
+        from engine.config import KVTransferConfig
+        from engine.errors import InvalidParameter
+
+        extra = self.kv_connector_extra_config
+        try:
+            return KVTransferConfig(
+                self.kv_role, extra.secret_file, self.kv_ip, self.kv_port, self.kv_buffer_size, tuple(extra.peers),
+                extra.timeout_s,
+            )  # fmt: skip
+        except InvalidParameter as error:
+            raise BadSetting(str(error)) from None
 
 
 class EngineSettings(BaseModel):
@@ -209,6 +252,14 @@ class EngineSettings(BaseModel):
         accepts=f"a table, or JSON, of {', '.join(KVEventsSettings.model_fields)}",
         flag="--kv-events-config",
     )
+    kv_transfer: KVTransferSettings | None = setting(
+        None,
+        "[disaggregated prefill](#disaggregated-prefill): the first model's engine exchanges K/V with other servers'",
+        more="`[kv_transfer]`, or as JSON, with vLLM's names: `kv_connector`, `kv_role`, `kv_ip`, `kv_port`, "
+        "`kv_buffer_size`, `kv_load_failure_policy` and `kv_connector_extra_config`. Needs `prefix_cache`",
+        accepts=f"a table, or JSON, of {', '.join(KVTransferSettings.model_fields)}",
+        flag="--kv-transfer-config",
+    )
     encoder_cache_bytes: ByteSize = setting(
         ByteSize(256 << 20),
         "memory for encoded images of a model that sees, kept for the next question about them",
@@ -291,7 +342,7 @@ class EngineSettings(BaseModel):
         ge=1,
     )
 
-    @field_validator("kv_events", mode="before")
+    @field_validator("kv_events", "kv_transfer", mode="before")
     @classmethod
     def _parse_json(cls, value: object) -> object:
         return json.loads(value) if isinstance(value, str) else value
@@ -342,7 +393,7 @@ class EngineSettings(BaseModel):
                 'accepted: another model, or quantization "int8" or "int4".'
             )
         kv_dir = None if config.kv_dir is None else f"{config.kv_dir}-fallback"  # the same tokens have other K/V
-        bare = replace(config, draft_model=None, adapters=(), pinned_adapters=(), kv_events=None)
+        bare = replace(config, draft_model=None, adapters=(), pinned_adapters=(), kv_events=None, kv_transfer=None)
         other = replace(bare, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir)
         return Fallback(other, self.fallback_confidence)
 

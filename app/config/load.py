@@ -68,7 +68,7 @@ def _not_json() -> str:
     for name, field in Settings.model_fields.items():
         variable = f"{ENV_PREFIX}{name}".upper()
         if (
-            get_origin(field.annotation) is dict or name in ("remote", "audio", "kv_events")
+            get_origin(field.annotation) is dict or name in ("remote", "audio", "kv_events", "kv_transfer")
         ) and variable in os.environ:
             try:
                 json.loads(os.environ[variable])

@@ -162,6 +162,7 @@ class Settings(
             max_host_adapters=self.max_cpu_loras,
             pinned_adapters=tuple(dict.fromkeys(self.pinned_loras)) if first else (),
             kv_events=self.kv_events.config() if first and self.kv_events is not None else None,
+            kv_transfer=self.kv_transfer.config() if first and self.kv_transfer is not None else None,
         )
 
 

@@ -58,6 +58,15 @@ _TIER_COUNTERS = {
     "kv_tier_bad_blocks": ("Files of blocks that were damaged or cut short.", "bad_blocks"),
     "kv_tier_failed_writes": ("Writes to disk that failed.", "failed_writes"),
 }
+_TRANSFER_COUNTERS = {
+    "kv_transfer_received_blocks": ("Blocks loaded from the server that read the prompt.", "received_blocks"),
+    "kv_transfer_received_bytes": ("Bytes of these blocks.", "received_bytes"),
+    "kv_transfer_failed_loads": ("Loads that ended early: the rest was computed here.", "failed_loads"),
+    "kv_transfer_sent_blocks": ("Blocks sent to servers that decode.", "sent_blocks"),
+    "kv_transfer_sent_bytes": ("Bytes of these blocks.", "sent_bytes"),
+    "kv_transfer_send_seconds": ("Seconds of sending blocks.", "send_seconds"),
+    "kv_transfer_overlapped_seconds": ("Of those, while the same prompt was still being read.", "overlapped_seconds"),
+}
 _SPECULATION_COUNTERS = {  # named as in vLLM
     "spec_decode_num_drafts": ("Drafts verified.", "rows"),
     "spec_decode_num_draft_tokens": ("Drafted tokens verified.", "drafted"),
@@ -147,7 +156,7 @@ class EngineCounters(Collector):
             yield self._answers(self._auto)
 
     def _tiers(self, counters: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:
-        """Yields metrics of the KV tiers below the pools."""
+        """Yields metrics of the KV tiers below the pools, and of K/V exchanged with other servers."""
         labels = [*self._labels, "tier"]
         used = GaugeMetricFamily("ponder_kv_tier_bytes", "Bytes in use below the KV pool.", labels=labels)
         limit = GaugeMetricFamily("ponder_kv_tier_limit_bytes", "Bytes there may be below the KV pool.", labels=labels)
@@ -162,6 +171,11 @@ class EngineCounters(Collector):
             counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
             for model, stats in counters:
                 counter.add_metric(model, getattr(stats.tiers, field))
+            yield counter
+        for name, (text, field) in _TRANSFER_COUNTERS.items():
+            counter = CounterMetricFamily(f"ponder_{name}", text, labels=self._labels)
+            for model, stats in counters:
+                counter.add_metric(model, getattr(stats.kv_transfer, field))
             yield counter
 
     def _speculation(self, counters: Sequence[tuple[list[str], Stats]]) -> Iterator[Metric]:

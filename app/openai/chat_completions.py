@@ -25,6 +25,7 @@ from app.answering.tool_selection import ToolSelector
 from app.config import AUTO_NAME
 from app.errors import invalid
 from app.openai.event_stream import event, text_json
+from app.openai.kv_transfer import FIELD, remote_prefill, reply_fields
 from app.openai.remote_requests import plan_remote_chat
 from app.openai.request_models import ChatRequest
 from app.openai.speculation import predicted
@@ -48,6 +49,8 @@ async def chat_job(request: ChatRequest, state: Serving, user: str) -> ChatJob:
     narrow(request.priority, request.deadline_s)
     if request.model == AUTO_NAME and state.models.auto is not None and request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
+    if request.model == AUTO_NAME and request.kv_transfer_params is not None:
+        raise invalid(FIELD, f"{FIELD} is of one model's K/V, and the model is 'auto'; accepted: one model's name.")
     plans, auto = await state.models.plans(
         request.model,
         lambda served: plan_chat(request, served, state.reasoning_resolver, state.tool_selector, user),
@@ -100,6 +103,7 @@ async def plan_chat(
         warnings=(*calling.warnings, *(() if held is None else held.warnings)),
         selected=calling.selected, render=render, seen=messages,
         search=await resolver.searches.of(reasoning_config, served, user, request.template_messages()),
+        remote_prefill=remote_prefill(request.kv_transfer_params, served, stream=request.stream),
     )  # fmt: skip
 
 
@@ -142,6 +146,7 @@ class ChatJob:
             "usage": self._usage(),
             **({"warnings": list(pipeline.plan.warnings)} if pipeline.plan.warnings else {}),
             **({"routing": pipeline.routing} if pipeline.is_routed else {}),
+            **reply_fields(self.request.kv_transfer_params, pipeline.plan.served),
         }
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:

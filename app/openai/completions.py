@@ -23,6 +23,7 @@ from app.errors import invalid
 from app.observability.metrics import Counting
 from app.openai.chat_completions import ended_json, finite_logprob, usage_json
 from app.openai.event_stream import event
+from app.openai.kv_transfer import remote_prefill, reply_fields
 from app.openai.request_models import CompletionRequest
 from app.openai.text_constraints import constrain_text
 from engine.outputs import TokenLogprob
@@ -88,12 +89,13 @@ class CompletionJob:
                 default_limit=1 if request.max_tokens == 0 else DEFAULT_MAX_TOKENS,
             )  # fmt: skip
             served.engine.check_speculation(span.speculation)
+            remote = remote_prefill(request.kv_transfer_params, served, stream=request.stream)
             scored = request.logprobs if request.echo else None
             span = replace(span, logprobs=request.logprobs, prompt_logprobs=scored, constraint=constraint)
             plans.append(
                 AnswerPlan(
                     served, ids, span, remaining, chat=False, check=None if held is None else held.check,
-                    warnings=() if held is None else held.warnings,
+                    warnings=() if held is None else held.warnings, remote_prefill=remote,
                 )
             )  # fmt: skip
         return cls(request, AnswerPipeline(partial(counting.watch, "completions"), plans, request.n, user), texts)
@@ -109,7 +111,8 @@ class CompletionJob:
         for index, choice in enumerate(choices):
             text, logprobs = choice.take()
             replies.append({"index": index, "text": text, "logprobs": logprobs, **ended_json(choice.finish_reason)})
-        return {**self._head(), "choices": replies, "usage": self._usage(), **self._warnings()}
+        kept = reply_fields(self.request.kv_transfer_params, self.pipeline.plan.served)
+        return {**self._head(), "choices": replies, "usage": self._usage(), **self._warnings(), **kept}
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The reply as events, `[DONE]` excepted."""

@@ -27,6 +27,7 @@ from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.db.quotas import MAX_DEADLINE_S, MAX_PRIORITY
 from app.errors import invalid
 from app.openai.chat_messages import turns
+from app.openai.kv_transfer import KVTransferField
 from app.openai.speculation import PREDICTION, PredictionFields, SpeculationField
 from engine.params import MAX_PATTERN_SIZE, MAX_REPETITIONS, RepetitionDetection, Sampling, Span
 
@@ -119,6 +120,7 @@ class SamplingRequest(BaseModel):
     ignore_eos: bool = Field(False, description="true or false")
     repetition_detection: RepetitionFields | None = Field(None, description=REPETITION)
     speculation: SpeculationField = None
+    kv_transfer_params: KVTransferField = None
     response_format: Any = Field(  # checked where its constraint is made (constraints.py)
         None, description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {…}}'
     )

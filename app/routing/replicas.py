@@ -14,9 +14,12 @@ import logging
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
 
 import httpx
 
+from app.routing.disaggregation import DecodeLoad, PrefillLoad
 from app.routing.event_subscriber import EventSubscriber
 from app.routing.policies import POLICIES, PolicyName, ReplicaState, load_cap
 from app.routing.prefix_index import PrefixIndex, prefix_keys
@@ -27,9 +30,14 @@ SESSIONS = 100_000  # remembered at once, the least recently used one forgotten 
 HEALTH_TIMEOUT_S = 5.0
 
 
+DEFAULT_KV_PORT = 14579  # of `kv_transfer`
+Role = Literal["decode", "prefill", "both"]  # decode: answers requests, and reads the prompts that no other one does
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaAddress:
-    """A server, and the sockets of its K/V events where it publishes them.
+    """A server, and the sockets of its K/V events where it publishes them. Of a server that reads prompts for others,
+    `kv` is where they load the K/V from.
 
     Raises:
         ValueError: it is no such address.
@@ -38,6 +46,8 @@ class ReplicaAddress:
     url: str
     events: str | None = None
     replay: str | None = None
+    role: Role = "decode"
+    kv: tuple[str, int] | None = None
 
     @classmethod
     def parse(cls, text: str) -> ReplicaAddress:
@@ -48,7 +58,23 @@ class ReplicaAddress:
                 f"{text!r} is no replica; accepted: http://HOST:PORT, and perhaps the endpoints of its K/V events: "
                 "http://HOST:PORT,tcp://HOST:PORT,tcp://HOST:PORT."
             )
-        return cls(url.rstrip("/"), *(part or None for part in rest))
+        events, replay = (*(part or None for part in rest), None, None)[:2]
+        return cls(url.rstrip("/"), events, replay)
+
+    @classmethod
+    def prefill(cls, text: str, role: Role = "prefill") -> ReplicaAddress:
+        """Reads URL[,HOST:PORT] of a server that reads prompts for others, always or with role `both`: by itself its
+        host, and `kv_transfer`'s port."""
+        url, _, kv = (part.strip() for part in text.partition(","))
+        address = urlsplit(url)
+        host, separator, port = kv.rpartition(":") if kv else (address.hostname or "", ":", str(DEFAULT_KV_PORT))
+        known = url.startswith(("http://", "https://")) and url.count("/") <= 3 and host and separator
+        if not known or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise ValueError(
+                f"{text!r} is no prefill server; accepted: http://HOST:PORT, and perhaps kv_ip and kv_port of its "
+                "kv_transfer: http://HOST:PORT,HOST:PORT."
+            )
+        return cls(url.rstrip("/"), role=role, kv=(host.strip("[]"), int(port)))
 
 
 @dataclass(slots=True)
@@ -59,6 +85,8 @@ class Replica:
     up: bool = False  # its last health check, or a request since then, found it
     draining: bool = False  # an operator takes it out; what it runs goes on
     in_flight: int = 0  # requests of this router
+    prefills: PrefillLoad = field(default_factory=PrefillLoad)
+    decodes: DecodeLoad = field(default_factory=DecodeLoad)
     subscriber: EventSubscriber | None = None
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -154,8 +182,26 @@ class ReplicaSet:
         if replica.subscriber is not None:
             replica.subscriber.forget()
 
-    def _usable(self, without: Collection[str]) -> list[Replica]:
-        return [each for each in self.replicas.values() if each.takes and each.name not in without]
+    def usable(self, without: Collection[str] = ()) -> list[Replica]:
+        """Returns the replicas that answer requests and take new ones; those that read prompts just now only where
+        there is no other."""
+        able = [each for each in self._answering if each.takes and each.name not in without]
+        return [each for each in able if not each.prefills.prompts] or able
+
+    @property
+    def _answering(self) -> list[Replica]:
+        return [each for each in self.replicas.values() if each.address.role != "prefill"]
+
+    def prefiller(self, tokens: int) -> Replica | None:
+        """Returns the server that would have read a prompt of so many tokens first; None: none reads prompts for
+        others. While all prefill servers are busy, a server of both roles that answers nothing is one of them, as long
+        as another one answers."""
+        taking = [each for each in self.replicas.values() if each.takes]
+        able = [each for each in taking if each.address.role == "prefill"]
+        if all(each.prefills.prompts for each in able):
+            idle = [each for each in taking if each.address.role == "both" and not each.in_flight]
+            able += [each for each in idle if any(other is not each for other in self.usable())]
+        return min(able, key=lambda each: (each.prefills.ttft_s(tokens) or 0.0, each.prefills.tokens), default=None)
 
     def choose(
         self,
@@ -175,7 +221,7 @@ class ReplicaSet:
         Returns:
             None: no replica takes requests.
         """
-        usable = self._usable(without)
+        usable = self.usable(without)
         if not usable:
             return None
         states = [ReplicaState(each.name, each.in_flight, self.index.blocks(each.name)) for each in usable]
@@ -202,18 +248,18 @@ class ReplicaSet:
     def owner(self, of: str, without: Collection[str] = ()) -> Replica | None:
         """Returns the replica that has somebody's data: always the same one, by rendezvous hashing (Thaler and
         Ravishankar 1998) over all replicas. With shared state, the next one where it takes no requests; else None."""
-        if not self.replicas:
+        if not self._answering:
             return None
-        ranked = sorted(self.replicas.values(), key=lambda each: _weight(each.name, of), reverse=True)
+        ranked = sorted(self._answering, key=lambda each: _weight(each.name, of), reverse=True)
         if not self.shared_state:
             first = ranked[0]
             return first if first.up and first.name not in without else None  # a drained one keeps its users' data
-        usable = {each.name for each in self._usable(without)}
+        usable = {each.name for each in self.usable(without)}
         return next((each for each in ranked if each.name in usable), None)
 
     def by_id(self, id: str) -> Replica | None:
         """Returns the replica of an id that `replica_id` gave, while it is up, or at all where state is its own."""
-        found = next((each for each in self.replicas.values() if replica_id(each.name) == id), None)
+        found = next((each for each in self._answering if replica_id(each.name) == id), None)
         if found is None or (self.shared_state and not found.takes):
             return None
         return found
@@ -225,9 +271,9 @@ class ReplicaSet:
         replica.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while replica.in_flight:
+                while replica.in_flight or replica.prefills.prompts:
                     await asyncio.sleep(0.05)
-        return replica.in_flight == 0
+        return not (replica.in_flight or replica.prefills.prompts)
 
 
 def replica_id(name: str) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -28,6 +31,14 @@ from app.connections import finish, while_connected
 from app.errors import OLLAMA_PATHS, ApiError, ErrorResponse, is_anthropic
 from app.middleware import is_loopback
 from app.request_body import MAX_BODY_BYTES
+from app.routing.disaggregation import (
+    NO_OBJECTIVES,
+    Objectives,
+    decode_request,
+    estimated_tokens,
+    is_disaggregable,
+    prefill_request,
+)
 from app.routing.replicas import Choice, Replica, ReplicaAddress, ReplicaSet, replica_id
 from app.routing.router_metrics import RouterMetrics
 
@@ -36,6 +47,8 @@ OWNER_COOKIE = "ponder_replica"
 CONNECT_S, TOKENIZE_S = 5.0, 5.0
 MAX_DRAIN_S = 3600.0
 DISCOVER_S = 1.0
+LEARNT_PIECES = 8  # of an answer's stream, to learn the time of a token from
+MIN_REMOTE_TOKENS = 512  # of a prompt that is worth two requests
 _HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade"}
@@ -96,10 +109,15 @@ class Router:
         replicas: ReplicaSet,
         admin_key: str | None = None,
         discover: Callable[[], Awaitable[list[ReplicaAddress]]] | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
+        min_remote_tokens: int = MIN_REMOTE_TOKENS,
     ) -> None:
-        """`discover` is asked every second which replicas there are, where they come and go."""
+        """`discover` is asked every second which replicas there are, where they come and go. `min_remote_tokens`: of a
+        prompt that a prefill server reads."""
+        self._objectives, self._min_remote_tokens = objectives, min_remote_tokens
         self.replicas, self._admin_key, self._discover = replicas, admin_key, discover
         self.metrics = RouterMetrics(replicas)
+        self._reading = set[asyncio.Task[str]]()  # prompts whose answers have begun
         self._http: httpx.AsyncClient
 
     def app(self) -> Starlette:
@@ -123,7 +141,7 @@ class Router:
                 try:
                     yield
                 finally:
-                    await finish(discovering)
+                    await finish(discovering, *self._reading)
                     await self.replicas.stop()
 
         async def refuse(_: Request, error: Exception) -> Response:
@@ -140,7 +158,7 @@ class Router:
     # -- the router's own routes
 
     async def _health(self, _: Request) -> Response:
-        taking = sum(each.takes for each in self.replicas.replicas.values())
+        taking = len(self.replicas.usable())
         status = "ok" if taking else "no_replica"
         return JSONResponse({"status": status, "replicas": taking}, 200 if taking else 503)
 
@@ -157,6 +175,7 @@ class Router:
             "replica": replica.name, "up": replica.up, "draining": replica.draining, "in_flight": replica.in_flight,
             "cached_blocks": self.replicas.index.blocks(replica.name),
             "missed_batches": 0 if replica.subscriber is None else replica.subscriber.missed,
+            "role": replica.address.role, "prefilling": replica.prefills.prompts,
         }  # fmt: skip
 
     async def _drain(self, request: Request) -> Response:
@@ -206,10 +225,64 @@ class Router:
         return await while_connected(request, self._routed(request, body))
 
     async def _routed(self, request: Request, body: bytes) -> Response:
-        return await self._to_any(request, body, await self._prompt(request, body))
+        prompt = await self._prompt(request, body)
+        fields = _json(body)
+        if fields is None or not is_disaggregable(request.url.path, fields):
+            return await self._to_any(request, body, prompt)
+        tokens = len(prompt.tokens) or estimated_tokens(body)
+        prefiller = self.replicas.prefiller(tokens) if tokens >= self._min_remote_tokens else None
+        self._check_objectives(tokens, prefiller)
+        if prefiller is None or prefiller.address.kv is None:
+            return await self._to_any(request, body, prompt)
+        prefiller.prefills.begin(tokens)  # at once: it decides who answers
+        reading = asyncio.create_task(self._prefill(request, prefiller, prefill_request(fields)))
+        reading.add_done_callback(partial(self._prefilled, prefiller, tokens))
+        try:
+            decoding = json.dumps(decode_request(fields, *prefiller.address.kv)).encode()
+            answer = await self._to_any(request, decoding, prompt, changed=True)
+        except BaseException:
+            await finish(reading)
+            raise
+        self._reading.add(reading)  # its K/V was loaded, and it ends by itself
+        reading.add_done_callback(self._reading.discard)
+        return answer
 
-    async def _to_any(self, request: Request, body: bytes | None, prompt: RoutedPrompt) -> Response:
-        """Sends a stateless request to the replica that is chosen, and to the next ones as long as they fail."""
+    def _check_objectives(self, tokens: int, prefiller: Replica | None) -> None:
+        """
+        Raises:
+            ApiError: 429: no server would answer within the operator's limits.
+        """
+        tpots = [each.decodes.tpot_s(each.in_flight + 1) for each in self.replicas.usable()]
+        tpot_s = None if not tpots or None in tpots else min(each for each in tpots if each is not None)
+        missed = self._objectives.refusal(None if prefiller is None else prefiller.prefills.ttft_s(tokens), tpot_s)
+        if missed is None:
+            return
+        name, beyond_s = missed
+        self.metrics.refused.labels(name).inc()
+        message = f"The predicted {name} is {beyond_s:.3g} s beyond the limit of this service; try again shortly."
+        retry = {"Retry-After": str(max(1, math.ceil(beyond_s)))}
+        raise ApiError(429, message, code="objective_missed", kind="rate_limit_error", headers=retry)
+
+    async def _prefill(self, request: Request, replica: Replica, asked: dict[str, Any]) -> str:
+        """Has a server read a prompt; returns its status. Where that fails, the decoding server reads it."""
+        headers = _forwarded(request, new_body=True)
+        try:
+            answer = await self._http.post(replica.name + request.url.path, json=asked, headers=headers)
+        except httpx.HTTPError:
+            self.replicas.lost(replica)
+            return "failed"
+        return str(answer.status_code)
+
+    def _prefilled(self, replica: Replica, tokens: int, reading: asyncio.Task[str]) -> None:
+        status = "cancelled" if reading.cancelled() else "failed" if reading.exception() else reading.result()
+        replica.prefills.end(tokens, read=status == "200")
+        self.metrics.prefills.labels(replica.name, status).inc()
+
+    async def _to_any(
+        self, request: Request, body: bytes | None, prompt: RoutedPrompt, *, changed: bool = False
+    ) -> Response:
+        """Sends a stateless request to the replica that is chosen, and to the next ones as long as they fail.
+        `changed`: the body is not the client's."""
         failed = set[str]()
         session = request.headers.get(SESSION_HEADER)
         if session is not None:
@@ -217,7 +290,7 @@ class Router:
         while (choice := self.replicas.choose(prompt.tokens, prompt.model, session, failed)) is not None:
             replica = choice.replica
             try:
-                answer = await self._sent(request, replica, body)
+                answer = await self._sent(request, replica, body, changed=changed)
             except ReplicaFailed as failure:
                 failed.add(replica.name)
                 self.replicas.lost(replica)
@@ -235,7 +308,7 @@ class Router:
         raise _no_replica("takes requests" if not failed else "answered")
 
     def _others(self, without: set[str]) -> bool:
-        return any(each.takes and each.name not in without for each in self.replicas.replicas.values())
+        return bool(self.replicas.usable(without))
 
     def _count(self, choice: Choice) -> None:
         self.metrics.blocks.labels(choice.replica.name).inc(choice.blocks)
@@ -267,7 +340,9 @@ class Router:
                 answer.set_cookie(OWNER_COOKIE, id, httponly=True, samesite="lax")
             return answer
 
-    async def _sent(self, request: Request, replica: Replica, body: bytes | None) -> ReplicaAnswer:
+    async def _sent(
+        self, request: Request, replica: Replica, body: bytes | None, *, changed: bool = False
+    ) -> ReplicaAnswer:
         """Returns a replica's answer once its body has begun.
 
         Raises:
@@ -275,7 +350,10 @@ class Router:
         """
         url = replica.name + request.url.path + (f"?{request.url.query}" if request.url.query else "")
         content = request.stream() if body is None else body
-        sending = self._http.build_request(request.method, url, headers=_forwarded(request), content=content)
+        headers = _forwarded(request, new_body=changed)
+        if changed:
+            headers.append(("content-type", "application/json"))
+        sending = self._http.build_request(request.method, url, headers=headers, content=content)
         replica.in_flight += 1
         answer: ReplicaAnswer | None = None
         upstream: httpx.Response | None = None
@@ -302,12 +380,15 @@ class Router:
         """Yields an answer's bytes as they come; of a stream of events whole ones, so that an error can follow."""
         path = request.url.path
         events = upstream.headers.get("content-type", "").startswith("text/event-stream") and path.startswith("/v1/")
-        held = b""
+        held, pieces, began = b"", 0, time.monotonic()
         try:
             async for chunk in _chained(first, rest):
                 whole, held = _whole_events(held + chunk) if events else (chunk, b"")
                 if whole:
+                    pieces += whole.count(b"\n\n") if events else 0
                     yield whole
+            if pieces > LEARNT_PIECES:
+                replica.decodes.answered(replica.in_flight, (time.monotonic() - began) / pieces)
         except httpx.HTTPError:
             self.metrics.broken.labels(replica.name).inc()
             self.replicas.lost(replica)
@@ -326,7 +407,7 @@ class Router:
             return RoutedPrompt()
         named = fields.get("model")
         model = named if isinstance(named, str) else None
-        able = [each for each in replicas.replicas.values() if each.takes]
+        able = replicas.usable()
         if replicas.policy != "prefix_aware" or replicas.index.block_size is None or len(able) < 2:
             return RoutedPrompt(model=model)
         prompt = fields.get("prompt")

@@ -25,6 +25,10 @@ class RouterMetrics:
         self.broken = counter("broken_streams", "Answers that a replica broke off in mid-stream.", "replica")
         self.blocks = counter("prompt_blocks", "Full blocks of prompts whose tokens were known.", "replica")
         self.matched = counter("matched_blocks", "Leading ones of these that the index had for the replica.", "replica")
+        self.prefills = counter(
+            "prefills", "Prompts that a server read for another one, by its status.", "replica", "status"
+        )
+        self.refused = counter("refused", "Requests refused early, by the objective that they would miss.", "objective")
         self._registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

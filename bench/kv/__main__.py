@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import attention_cost, cache_quality, event_cost, held, hits, int4_ways, restart, routing
+from bench.kv import attention_cost, cache_quality, disaggregation, event_cost, held, hits, int4_ways, restart, routing
 
 ROUTED_SIZES = (12_000, 30_000)
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
     parser.add_argument(
         "--only",
-        choices=["hits", "held", "quality", "int4", "attention", "restart", "events", "routing"],
+        choices=["hits", "held", "quality", "int4", "attention", "restart", "events", "routing", "disaggregation"],
         help="this part alone",
     )
     material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
@@ -62,6 +62,8 @@ def main() -> None:
         made["events"] = event_cost.measure(options.trace)
     if options.only in (None, "routing"):
         made["routing"] = routing.measure(options.trace, ROUTED_SIZES)
+    if options.only in (None, "disaggregation"):
+        made["disaggregation"] = asyncio.run(disaggregation.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -132,6 +134,17 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
                 f"| {row['blocks']:,} | {row['policy']} | {row['found']:.1%} | **{row['of_one_cache']:.0%}** "
                 f"| {row['largest_share']:.0%} |"
             )
+    if "disaggregation" in made:
+        found = made["disaggregation"]
+        beside = f"{found['streams']} streams, prompts of {found['prompt_tokens']:,} tokens"
+        lines += ["", f"| {beside} | gap p50 | gap p99 | TTFT |"]
+        lines.append("|" + "---|" * 4)
+        for row in found["rows"]:
+            gaps = f"{1000 * row['gap_p50_s']:.1f} ms | **{1000 * row['gap_p99_s']:.1f} ms**"
+            lines.append(f"| {row['way']} | {gaps} | {row['ttft_s']:.2f} s |")
+        moved = f"{found['bytes_moved'] / 1e6:,.1f} MB moved, {found['bytes_expected'] / 1e6:,.1f} MB by the formula"
+        told = f"{found['overlapped']:.0%} of the sending beside computing, same answers: {found['same_answers']}"
+        lines += ["", f"{moved}; {told}."]
     return "\n".join(lines)
 
 

@@ -22,6 +22,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.span_state import SpanState
 from engine.core.step import Row, Step
 from engine.kv_cache.block_pool import BlockPool, root_digest
+from engine.kv_cache.kv_connector import KVConnector
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.snapshot import Snapshot, packed
@@ -29,7 +30,7 @@ from engine.kv_cache.state_checkpoints import StateCheckpoints
 from engine.model.detokenizer import Utf8Decoder
 from engine.model.runner import Runner
 from engine.multimodal.encoder_cache import EncoderCache
-from engine.outputs import FinishReason, StateStats, Stats, TierStats
+from engine.outputs import FinishReason, KVTransferStats, StateStats, Stats, TierStats
 from engine.speculation.speculator import Speculator
 from engine.structured_output.bitmask import Constraints, Masking
 from engine.structured_output.compiler import Outcome
@@ -50,28 +51,20 @@ class EngineCore:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        runner: Runner,
-        pool: BlockPool,
-        make_decoder: Callable[..., Utf8Decoder],
-        eos: Sequence[int],
-        secret: bytes,
-        clock: Callable[[], float] = time.monotonic,
-        constraints: Constraints | None = None,
-        tiers: OffloadTiers | None = None,
-        states: StateCheckpoints | None = None,
-        model: bytes = b"",
-        begin_device: Callable[[], None] = lambda: None,
-        images: EncoderCache | None = None,
-        speculator: Speculator | None = None,
-        groups: KVGroups | None = None,
-        adapters: CoreAdapters | None = None,
-        value: Callable[[int], float] | None = None,
-    ) -> None:
+        self, config: EngineConfig, runner: Runner, pool: BlockPool, make_decoder: Callable[..., Utf8Decoder],
+        eos: Sequence[int], secret: bytes, clock: Callable[[], float] = time.monotonic,
+        constraints: Constraints | None = None, tiers: OffloadTiers | None = None,
+        states: StateCheckpoints | None = None, model: bytes = b"", begin_device: Callable[[], None] = lambda: None,
+        images: EncoderCache | None = None, speculator: Speculator | None = None, groups: KVGroups | None = None,
+        adapters: CoreAdapters | None = None, value: Callable[[int], float] | None = None,
+        connector: KVConnector | None = None,
+    ) -> None:  # fmt: skip
         self._config, self._pool, self._tiers, self._states = config, pool, tiers, states
         self._model, self._images, self._adapters = model, images or EncoderCache(), adapters or CoreAdapters()
-        self._scheduler = Scheduler(config, pool, clock, tiers, states, self._images, groups, self._adapters.cache)
+        self._connector = connector
+        self._scheduler = Scheduler(
+            config, pool, clock, tiers, states, self._images, groups, self._adapters.cache, connector
+        )
         self._eos = frozenset(eos)
         self._span_state = SpanState(make_decoder, self._eos)
         self._constraints = constraints
@@ -123,6 +116,7 @@ class EngineCore:
                 self._images.add(command.digest, command.tiles, command.size, command.pixels)
             case m.Open():
                 if (seq := self._made(command.sequence, command)) is not None:
+                    seq.remote_prefill = command.remote_prefill
                     self._adopt(seq, None, command.deadline_s)
             case m.Warm():
                 if (seq := self._made(next(self._private_ids), command)) is not None:
@@ -188,7 +182,8 @@ class EngineCore:
         """Returns a sequence without K/V; None where its adapter has been unloaded meanwhile."""
         if (found := self._adapters.find(command.adapter)) is None:
             return None
-        root = root_digest(self._secret, self._config.model, found[1], tenant := command.tenant)
+        model = self._model.hex() or self._config.model  # its files, wherever they lie: peers have the same digests
+        root = root_digest(self._secret, model, found[1], tenant := command.tenant)
         seq = SequenceState(id, [], root, next(self._arrivals), command.priority, tenant, found[0])
         seq.append(list(command.tokens), generated=False)
         return seq
@@ -484,6 +479,7 @@ class EngineCore:
             held=scheduler.idle.held, encoded_tokens=images.encoded_tokens, encoder_seconds=images.encoder_seconds,
             **asdict(scheduler.counters), tiers=TierStats() if self._tiers is None else self._tiers.stats(),
             states=StateStats() if self._states is None else self._states.stats(),
+            kv_transfer=KVTransferStats() if self._connector is None else self._connector.stats(),
             speculation=self._speculator.stats(),
         )  # fmt: skip
 

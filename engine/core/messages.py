@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.model.numerics import Numerics
 from engine.outputs import Prefill, SpanOutput, Stats
-from engine.params import Span
+from engine.params import RemotePrefill, Span
 from engine.structured_output.compiler import Outcome
 from engine.structured_output.spec import Constraint
 
@@ -23,6 +23,7 @@ class Open:
     priority: int
     deadline_s: float | None
     adapter: str = ""  # its name
+    remote_prefill: RemotePrefill | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from engine.kv_cache.block_pool import chain_digest
 from engine.model.detokenizer import SpanText
 from engine.multimodal.image_input import without_images
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
-from engine.params import Span
+from engine.params import RemotePrefill, Span
 from engine.structured_output.compiler import Done
 from engine.structured_output.matcher import Compiled
 from engine.structured_output.mode_machine import ModeMachine
@@ -196,6 +196,7 @@ class SequenceState:
     turned_at: float = 0.0  # when it was preempted
     fetches: int = 0  # times that the current job waited for loads
     deadline: float | None = None
+    remote_prefill: RemotePrefill | None = None  # until its K/V was asked for
     _seen: set[int] = field(default_factory=set, repr=False)
     _seen_length: int = 0
 

@@ -35,6 +35,7 @@ from engine.kv_cache.allocation import (
     tail_of,
 )
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
+from engine.kv_cache.kv_connector import KVConnector
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.state_checkpoints import StateCheckpoints
@@ -49,23 +50,19 @@ MAX_FETCHES = 8  # times that a job waits for loads, before it recomputes missin
 
 class Scheduler:
     """Turns sequences with jobs into steps, and keeps their block tables. `tiers`: the offload tiers below the pool,
-    `states`: of a model with recurrent layers, `images`: of one that sees."""
+    `states`: of a model with recurrent layers, `images`: of one that sees, `connector`: to engines that prefill."""
 
     def __init__(
         self, config: EngineConfig, pool: BlockPool, clock: Callable[[], float], tiers: OffloadTiers | None = None,
         states: StateCheckpoints | None = None, images: EncoderCache | None = None, groups: KVGroups | None = None,
-        adapters: AdapterCache | None = None,
+        adapters: AdapterCache | None = None, connector: KVConnector | None = None,
     ) -> None:  # fmt: skip
-        self._config = config
-        self._policy = policy_of(config)
-        self._size = config.block_size
-        self._pool = pool
-        self._clock = clock
-        self._tiers = tiers
-        self._states = states
-        self._groups = groups
+        self._config, self._policy, self._size = config, policy_of(config), config.block_size
+        self._pool, self._clock, self._tiers, self._connector = pool, clock, tiers, connector
+        self._states, self._groups = states, groups
         self.width = groups.width if groups else 1  # blocks of a table's entry
-        self.tiers = [each for each in (tiers, None if states is None else states.tiers) if each is not None]
+        below = (tiers, None if states is None else states.tiers, connector)
+        self.tiers: list[OffloadTiers | KVConnector] = [each for each in below if each is not None]
         self._max_running = config.max_running if states is None else min(config.max_running, states.pool.total)
         self.draft_rows = DraftRows(pool, config.block_size, states, groups)
         self._tails: list[tuple[int, BlockContent]] = []  # partial blocks that were dropped in this step
@@ -74,6 +71,8 @@ class Scheduler:
         self.waiting: dict[int, SequenceState] = {}
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle = IdleSequences(clock)
+        if connector is not None:
+            connector.jobs = (self.running, self.waiting)
         self.counters = SchedulerStats()
         self.images = images or EncoderCache()  # a sequence waits for those that it has to read
         self.adapters = adapters or AdapterCache()  # and for its own
@@ -191,9 +190,10 @@ class Scheduler:
         """Raises AssertionError unless the pools and the tiers agree with every sequence known here."""
         known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self.warmer.prefixes]
         tables = [*(seq.blocks for seq in known), *self.adapters.tables]
-        self._pool.check(tables if self._tiers is None else [*tables, self._tiers.blocks])
-        if self._tiers is not None:
-            self._tiers.check()
+        below = [each for each in (self._tiers, self._connector) if each is not None]
+        self._pool.check([*tables, *(each.blocks for each in below)])
+        for each in below:
+            each.check()
         if self._states is not None:
             self._states.check(known)
 
@@ -380,7 +380,8 @@ class Scheduler:
                 self._full = not self.adapters.reserved(seq)  # those go first
                 return freed
             freed += self.preempt(victim, rows)
-        if self._load_blocks(seq) or self.images.encodes(seq):
+        loads = self._load_blocks(seq) or (self._connector is not None and self._connector.load(seq))
+        if loads or self.images.encodes(seq):
             self._soon = True
             return freed  # others run meanwhile
         del self.waiting[seq.id]

@@ -95,8 +95,10 @@ def serving(
         limits |= {name: changed[name] for name in given if name in changed}
         adapters = tuple(settings.lora.items())
         limits["kv_events"] = None if settings.kv_events is None else settings.kv_events.config()
+        limits["kv_transfer"] = None if settings.kv_transfer is None else settings.kv_transfer.config()
         config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, adapters=adapters, **limits)
-        several = settings.model_copy(update={**limits, "kv_blocks": 1200, "kv_events": settings.kv_events})
+        own = {"kv_blocks": 1200, "kv_events": settings.kv_events, "kv_transfer": settings.kv_transfer}
+        several = settings.model_copy(update={**limits, **own})
         registry = also or settings.remote
         other = None if fallback is None else Fallback(replace(config, model=str(fallback[0])), fallback[1])
         starting = ModelRegistry.start(several) if registry else Engine.start(config, assemble, other)

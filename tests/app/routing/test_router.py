@@ -70,8 +70,9 @@ class Routed:
 
 @contextmanager
 def routing(*addresses: ReplicaAddress, policy: PolicyName = "least_loaded", **options: Any) -> Iterator[Routed]:
+    own = {name: options.pop(name) for name in ("objectives", "min_remote_tokens") if name in options}
     admin_key = options.pop("admin_key", None)
-    router = Router(ReplicaSet(addresses, policy, **{"health_s": 0.1, **options}), admin_key)
+    router = Router(ReplicaSet(addresses, policy, **{"health_s": 0.1, **options}), admin_key, **own)
     listener = bind("127.0.0.1", 0)
     web = uvicorn.Server(uvicorn.Config(router.app(), log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=web.run, kwargs={"sockets": [listener]}, daemon=True)
