@@ -239,9 +239,10 @@ class EngineConfig:
         if self.enable_expert_parallel and self.tensor_parallel_size == 1:
             message = "enable_expert_parallel is set and tensor_parallel_size is 1; accepted: 2 or more beside it."
             raise InvalidParameter("enable_expert_parallel", message)
-        if self.kv_events is not None and self.data_parallel_size > 1:
-            message = f"kv_events is set and data_parallel_size is {self.data_parallel_size}; accepted: 1, or none."
-            raise InvalidParameter("kv_events", message)
+        for name in ("kv_events", "kv_transfer"):
+            if getattr(self, name) is not None and self.data_parallel_size > 1:
+                message = f"{name} is set and data_parallel_size is {self.data_parallel_size}; accepted: 1, or none."
+                raise InvalidParameter(name, message)
         if self.ranks == 1:
             return
         if self.block_size % (contexts := self.prefill_context_parallel_size):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from engine import Engine, EngineConfig, InvalidParameter
-from engine.config import Fallback, KVEventsConfig
+from engine.config import Fallback, KVEventsConfig, KVTransferConfig
 from engine.errors import RankDied
 from engine.ipc.data_parallel_link import DataParallelLink, SentPrefixes, block_digests, choose_replica
 from engine.ipc.supervisor import SupervisedLink
@@ -207,6 +207,10 @@ async def test_a_replicas_process_starts_again_and_its_answers_go_on(config: Eng
     [
         ({"data_parallel_size": 0}, "data_parallel_size is 0; accepted: a positive integer"),
         ({"kv_events": KVEventsConfig()}, "kv_events is set and data_parallel_size is 2; accepted: 1"),
+        (
+            {"kv_transfer": KVTransferConfig("kv_producer", "secret")},
+            "kv_transfer is set and data_parallel_size is 2; accepted: 1",
+        ),
     ],
     ids=str,
 )
