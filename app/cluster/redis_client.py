@@ -53,8 +53,8 @@ def _made(kind: Any, address: str, *, retry: Any, socket_timeout: float) -> Any:
             address, decode_responses=True, protocol=2, retry=retry, socket_timeout=socket_timeout,
             socket_connect_timeout=min(socket_timeout, _CONNECT_S), **tcp,
         )  # fmt: skip
-    except ValueError as error:
-        raise BadSetting(f"The address of redis cannot be read: {error}; accepted: redis://HOST:PORT/NUMBER.") from None
+    except (TypeError, ValueError):  # its words may have a part of the password
+        raise BadSetting("The address of redis cannot be read; accepted: redis://HOST:PORT/NUMBER.") from None
 
 
 def entries_of(reply: Any, stream: str) -> list[tuple[str, dict[str, str]]]:  # Any: redis-py's is of all shapes

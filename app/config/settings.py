@@ -104,7 +104,7 @@ class Settings(
     def _is_of_redis(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None:
             parts = urlsplit(value.get_secret_value())
-            there = parts.path.strip("/") if parts.scheme == "unix" else parts.hostname
+            there = parts.path.strip("/") if parts.scheme == "unix" else parts.hostname and parts.port != 0
             if parts.scheme not in ("redis", "rediss", "unix") or not there:
                 raise ValueError("no address of a Redis server")
         return value

@@ -9,6 +9,7 @@ another is read and cancelled by way of `remote_runs.py`, and one of a server th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import uuid
@@ -36,6 +37,7 @@ from app.db.run_store import (
 )
 from app.db.sqlite import ChatBusy, NotThere
 from app.db.store import Store
+from app.errors import ApiError
 from app.observability.metrics import ServerMetrics
 from app.runs.chat_titles import FirstExchange, TitleWriter
 from app.runs.event_log import RunLog, StepRecorder
@@ -314,7 +316,8 @@ class Runs:
             await self.cancel(user, run_id)
         if self._remote is not None:
             for run in (await self._store.runs.elsewhere([chat_id])).get(chat_id, []):
-                await self._remote.pass_on(run.server, RunCommand(kind="cancel", user=user, run_id=run.id))
+                with contextlib.suppress(ApiError):  # a lost server's ends by itself
+                    await self._remote.pass_on(run.server, RunCommand(kind="cancel", user=user, run_id=run.id))
 
     async def cancel_of(self, user: str) -> None:
         """Ends the user's unfinished runs, at all servers."""
@@ -390,6 +393,8 @@ class Runs:
     async def stop(self) -> None:
         """End every run because the server stops, and let no more begin."""
         self._closing = True
+        if self._remote is not None:
+            self._remote.closing = True
         if self._titles is not None:
             await self._titles.close()
         await asyncio.gather(*(run.cancel(STOPPING) for run in self._live.values()))

@@ -8,7 +8,7 @@ which finds out itself whether the run is theirs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
@@ -37,8 +37,10 @@ class RemoteRunLog:
         streams: RunStreams,
         events: Sequence[LoggedEvent],
         cut: LoggedEvent,
+        closing: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`cut` ends a log that has no end, of a run that has ended."""
+        """`cut` ends a log that has no end, of a run that has ended. `closing`: readers are to go elsewhere."""
+        self._closing = closing
         self.run_id = run_id
         self.events = list(events)
         self._user = user
@@ -64,8 +66,9 @@ class RemoteRunLog:
                 yield event
 
     async def follow(self, after: int = 0) -> AsyncGenerator[LoggedEvent, None]:
-        """Events with a number above `after`, waiting for new ones until the log ends, or the run is erased."""
-        while True:
+        """Events with a number above `after`, waiting for new ones until the log ends, or the run is erased, or this
+        server stops."""
+        while not self._closing():
             found = await self._rows.events(self.run_id, after)
             for event in found:
                 after = event.seq
@@ -85,7 +88,7 @@ class RemoteRunLog:
             async for event in self._streams.tail(self.run_id, after):
                 after = event.seq
                 yield event
-                if event.type in TERMINAL:
+                if event.type in TERMINAL or self._closing():
                     return
 
 
@@ -119,13 +122,14 @@ class RemoteRuns:
         """`ended` ends a log that has no end."""
         self._cluster = cluster
         self._rows = rows
+        self.closing = False
         kind: str = getattr(ended, "type")  # noqa: B009  # every event has one, BaseModel has not
         self.terminal = LoggedEvent(0, kind, ended.model_dump_json())
 
     def log(self, user: str, run_id: str, events: Sequence[LoggedEvent]) -> RemoteRunLog:
         """Returns the log of a run that has `events` so far."""
         cut = LoggedEvent((events[-1].seq if events else 0) + 1, self.terminal.type, self.terminal.data)
-        return RemoteRunLog(user, run_id, self._rows, self._cluster.streams, events, cut)
+        return RemoteRunLog(user, run_id, self._rows, self._cluster.streams, events, cut, lambda: self.closing)
 
     async def send(self, command: RunCommand) -> bool:
         """Has the run's server carry out a command; returns False where no server makes the run any more.

@@ -30,7 +30,7 @@ from app.db.store import Store
 from app.runs.event_log import RunLog
 from app.runs.events import AnswerDelta, RunCancelled, RunQueued
 from app.runs.live_runs import LOST, recover_runs
-from app.runs.remote_runs import RemoteRunLog
+from app.runs.remote_runs import RemoteRunLog, RemoteRuns
 from tests.app.cluster.redis_server import RedisServer, redis_server
 
 NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cached_tokens=0)
@@ -76,7 +76,10 @@ def test_redis_needs_a_database_that_can_be_shared() -> None:
     Settings(redis="redis://localhost", database="postgresql://ponder@db.example/ponder").check_servers()
 
 
-@pytest.mark.parametrize("given", ["http://u:hunter2@h", "localhost:6379", "redis://", "unix://", "redis://:hunter2@"])
+@pytest.mark.parametrize(
+    "given",
+    ["http://u:hunter2@h", "localhost:6379", "redis://", "unix://", "redis://:hunter2@", "redis://:hun/hunter2@h"],
+)
 def test_another_address_is_refused_without_being_shown(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PONDER_REDIS", given)
     with pytest.raises(BadSetting, match=r"^PONDER_REDIS .*accepted: the address of a Redis server") as told:
@@ -377,6 +380,20 @@ async def test_readers_elsewhere_go_on_without_redis(stores: list[Store]) -> Non
             log.append(AnswerDelta(text="with again"))
             log.append(RunCancelled(usage=NO_USAGE), RunAnswer("cancelled", "", ""))
             assert [event.seq async for event in follow] == [3, 4]
+
+
+async def test_readers_elsewhere_leave_a_server_that_stops(stores: list[Store], redis: RedisServer) -> None:
+    first, second = stores
+    async with joined(first, redis) as mine, joined(second, redis) as theirs:
+        await begun(first)
+        runs = RemoteRuns(theirs, second.runs, LOST)
+        log = RunLog("run_1", first.runs, publish=mine.streams.publish)
+        log.append(AnswerDelta(text="a"))
+        await log.settled()
+        follow = runs.log(LOCAL_USER, "run_1", []).follow()
+        assert (await anext(follow)).seq == 1
+        runs.closing = True
+        assert await asyncio.wait_for(anext(follow, None), 10) is None
 
 
 async def test_a_stream_keeps_the_newest_for_a_while(redis: RedisServer) -> None:
