@@ -82,7 +82,7 @@ return {others, taken}
 
 
 class SharedRates(RateWindows):
-    """The windows of all keys of several servers. A call blocks for a quarter of a second at most."""
+    """The windows of all keys of several servers. A call blocks for half a second at most, and then none for some."""
 
     def __init__(self, redis: Redis, namespace: str, name: str) -> None:
         super().__init__()

@@ -304,7 +304,7 @@ def remote_log(store: Store, cluster: Cluster, user: str = LOCAL_USER, run: str 
 async def test_readers_elsewhere_lose_and_double_nothing(stores: list[Store], redis: RedisServer) -> None:
     first, second = stores
     async with joined(first, redis) as mine, joined(second, redis) as theirs:
-        await begun(first)
+        chat = await begun(first)
         log = RunLog("run_1", first.runs, publish=mine.streams.publish)
 
         async def read(each: int) -> list[int]:
@@ -325,9 +325,12 @@ async def test_readers_elsewhere_lose_and_double_nothing(stores: list[Store], re
             log.append(AnswerDelta(text=str(number)))
             if number % 10 == 0:
                 await asyncio.sleep(0.002)
-        log.append(RunCancelled(usage=NO_USAGE), RunAnswer("cancelled", "", ""))
+        log.append(RunCancelled(usage=NO_USAGE), RunAnswer("cancelled", "all of it", ""))
         for reader in readers:
             assert await asyncio.wait_for(reader, 30) == list(range(1, 302))
+        answer = (await second.chats.whole(LOCAL_USER, chat))[1][1]
+        assert (answer["status"], answer["content"]) == ("cancelled", "all of it")
+        assert await second.runs.unfinished_of(LOCAL_USER) == []
 
 
 async def test_what_the_stream_lacks_comes_from_the_database(stores: list[Store], redis: RedisServer) -> None:
