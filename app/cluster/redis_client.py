@@ -80,8 +80,9 @@ async def check_redis(address: str) -> None:
         async with client:
             version = str((await client.info("server"))["redis_version"])
     except _errors() as error:
+        reason = str(error).rstrip(".") or type(error).__name__
         raise BadSetting(
-            f"No Redis answers at the address of --redis: {error}. Accepted: the address of a Redis server of version "
+            f"No Redis answers at the address of --redis: {reason}. Accepted: the address of a Redis server of version "
             f"{MIN_VERSION[0]}.{MIN_VERSION[1]} or newer that is running, such as redis://localhost:6379/0."
         ) from None
     if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
