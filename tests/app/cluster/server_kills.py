@@ -83,6 +83,10 @@ class Asked:
     def client(self, url: str) -> httpx.Client:
         return client_of(url, self.key)
 
+    @property
+    def ended(self) -> bool:
+        return bool(self.seen) and json.loads(self.seen[-1][1])["type"] in TERMINAL
+
     def ask(self) -> None:
         until = time.monotonic() + LONGEST_S
         while not self.begun() or not self.read():
@@ -134,7 +138,7 @@ class Asked:
                         seq = int(line[3:])
                     elif line.startswith("data:"):
                         self.seen.append((seq, line[5:].strip()))
-                        if json.loads(self.seen[-1][1])["type"] in TERMINAL:
+                        if self.ended:
                             return True
                         self.cancel()
                     if self.random.random() < 0.005:  # the reader's own connection breaks
@@ -170,7 +174,8 @@ class Trial:
         for reader in readers:
             reader.start()
         time.sleep(self.random.uniform(0.0, 2.0))
-        killed = self.random.choice(SERVERS)
+        makers = [asked.server for asked in runs if asked.server is not None and not asked.ended]
+        killed = self.random.choice(makers or SERVERS)
         self.servers.kill(killed)
         self.counts["kills"] += 1
         self.servers.start(killed)
