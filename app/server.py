@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 
 from app import errors, ollama, openai, openapi, share
 from app.admission import Admission, AdmissionGate
+from app.admission.shared_rates import SharedRates
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import Collections, ReasoningResolver
 from app.answering.served_model import ServedModel
@@ -42,6 +43,8 @@ from app.api import (
 from app.api import runs as run_routes
 from app.api.mcp_endpoint import McpEndpoint
 from app.auth import Auth, RequireUser, session_token
+from app.cluster import Cluster, open_store
+from app.cluster.redis_client import blocking_client
 from app.config import BadSetting, Settings
 from app.connections import Drain, DrainMiddleware
 from app.db.account_store import Accounts
@@ -120,8 +123,16 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as closing:
-            opened = store or await Store.open(settings.resolved_data_dir, settings.database_address)
+            opened = store or await open_store(settings)
             closing.push_async_callback(opened.close)
+            cluster = None
+            if settings.redis_address is not None:
+                cluster = await Cluster.join(settings.redis_address, opened.database)
+                closing.push_async_callback(cluster.leave)
+                shared = SharedRates(blocking_client(settings.redis_address), cluster.namespace, cluster.name)
+                admission.share(shared)
+                cluster.begin(shared.keep(), "requests under way")
+                closing.callback(shared.close)
             accounts_of = partial(Accounts.open, settings.resolved_data_dir, settings.database_address)
             state.auth = Auth(await asyncio.to_thread(accounts_of))
             closing.callback(state.auth.close)
@@ -161,6 +172,7 @@ def create_app(
                 way=document_answers.way,
                 tool_selector=state.tool_selector,
                 titles=TitleWriter(opened) if settings.titles == "model" else None,
+                cluster=cluster,
             )
             closing.push_async_callback(runs.stop)
             await runs.recover()

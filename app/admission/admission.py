@@ -147,7 +147,6 @@ class Admission(AdmissionDecisions):
         self._used = used
         self._limits = KeyLimits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrent_requests)
         self._deadline_s, self._longest = settings.deadline_s, settings.max_output_tokens
-        self._answering = Counter[str]()
         self._tickets = set[RequestBudget]()
         self._lasts_s = 1.0  # a request, lately
 
@@ -166,12 +165,29 @@ class Admission(AdmissionDecisions):
                 "insufficient_quota",
             )  # fmt: skip
         self._check(self._queue_estimates.values())
-        if limits.concurrent is not None and self._answering[key] >= limits.concurrent:
+        if (under_way := self._rates.enter(key, limits.concurrent)) is not None and limits.concurrent is not None:
             raise self.refusal(
-                "concurrency", f"This key has {self._answering[key]} requests under way; accepted: at most "
+                "concurrency", f"This key has {under_way} requests under way; accepted: at most "
                 f"{limits.concurrent} at the same time.", self._lasts_s / limits.concurrent,
                 "concurrency_limit_exceeded",
             )  # fmt: skip
+        try:
+            self._count(key, limits)
+        except ApiError:
+            self._rates.leave(key)
+            raise
+        request_budget = RequestBudget(
+            self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict
+        )
+        self._tickets.add(request_budget)
+        return request_budget
+
+    def _count(self, key: str, limits: KeyLimits) -> None:
+        """Counts a request among those of its key in the last minute.
+
+        Raises:
+            ApiError: as `begin`.
+        """
         if limits.tokens is not None and (wait_s := self._rates.wait_s(key, limits.tokens, 1)):
             raise self._no_tokens(limits.tokens, wait_s)
         if limits.requests is not None and (wait_s := self._rates.request(key, limits.requests)):
@@ -179,12 +195,10 @@ class Admission(AdmissionDecisions):
                 "requests", f"This key has made {limits.requests} requests in the last minute; accepted: at most "
                 f"{limits.requests} a minute.", wait_s, "rate_limit_exceeded",
             )  # fmt: skip
-        self._answering[key] += 1
-        request_budget = RequestBudget(
-            self, key, limits, self.terms_of(who), counted=who.key_id is not None, strict=strict
-        )
-        self._tickets.add(request_budget)
-        return request_budget
+
+    def share(self, rates: RateWindows) -> None:
+        """From now on counts by `rates`, which other servers do, too; before any request."""
+        self._rates = rates
 
     @property
     def by_priority(self) -> dict[int, int]:
@@ -193,9 +207,7 @@ class Admission(AdmissionDecisions):
 
     def left(self, request_budget: RequestBudget) -> None:
         self._tickets.discard(request_budget)
-        self._answering[request_budget.key] -= 1
-        if not self._answering[request_budget.key]:
-            del self._answering[request_budget.key]
+        self._rates.leave(request_budget.key)
         self._lasts_s += _LEARN * (time.monotonic() - request_budget.began - self._lasts_s)
         if request_budget.counted:
             self._used(request_budget.key, request_budget.tokens)

@@ -9,6 +9,7 @@ counts begin anew, or a clock set back a day would refuse for a day. Knows nothi
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
@@ -19,7 +20,7 @@ from limits.strategies import MovingWindowRateLimiter
 
 MINUTE_S = 60.0
 _JUMP_S = 2.0  # of the wall clock against the monotonic one, since the last look
-_JUST_AFTER_S = 0.001  # a window still counts a request exactly as old as it is long
+JUST_AFTER_S = 0.001  # a window still counts a request exactly as old as it is long
 
 _TOKENS = RateLimitItemPerMinute(1, namespace="tokens")  # its amount is each key's own: only its name is used
 
@@ -53,6 +54,20 @@ class RateWindows:
         self._storage = MemoryStorage()
         self._requests = MovingWindowRateLimiter(self._storage)
         self._ahead_s = time.time() - monotonic()  # of the wall clock
+        self._under_way = Counter[str]()
+
+    def enter(self, key: str, most: int | None) -> int | None:
+        """Counts a request as under way; or returns the number of those that are, where they are `most` already."""
+        if most is not None and self._under_way[key] >= most:
+            return self._under_way[key]
+        self._under_way[key] += 1
+        return None
+
+    def leave(self, key: str) -> None:
+        """Counts a request as ended."""
+        self._under_way[key] -= 1
+        if not self._under_way[key]:
+            del self._under_way[key]
 
     def _heed_clock(self) -> None:
         """Begin anew where the wall clock was set."""
@@ -67,7 +82,7 @@ class RateWindows:
         item = RateLimitItemPerMinute(limit, namespace="requests")
         if self._requests.hit(item, key):
             return 0.0
-        return max(0.0, self._requests.get_window_stats(item, key).reset_time - time.time()) + _JUST_AFTER_S
+        return max(0.0, self._requests.get_window_stats(item, key).reset_time - time.time()) + JUST_AFTER_S
 
     def wait_s(self, key: str, limit: int, tokens: int) -> float:
         """Seconds until the limit allows `tokens`, at most `limit`; 0 where it does now."""
@@ -76,9 +91,9 @@ class RateWindows:
         if before * before_s / MINUTE_S + now <= allowed:
             return 0.0
         if now <= allowed:
-            return max(0.0, before_s - _counting_s(before, allowed - now)) + _JUST_AFTER_S
+            return max(0.0, before_s - _counting_s(before, allowed - now)) + JUST_AFTER_S
         # Not in this minute of the clock: its tokens count less and less in the next.
-        return now_s + MINUTE_S - _counting_s(now, allowed) + _JUST_AFTER_S
+        return now_s + MINUTE_S - _counting_s(now, allowed) + JUST_AFTER_S
 
     def spend(self, key: str, tokens: int) -> None:
         """Count tokens, also beyond the limit."""
@@ -88,19 +103,25 @@ class RateWindows:
 
     def windows(self, key: str, limits: KeyLimits) -> list[Window]:
         """Returns the state of a key's limits."""
-        self._heed_clock()
         found: list[Window] = []
         if limits.requests is not None:
-            item = RateLimitItemPerMinute(limits.requests, namespace="requests")
-            began, count = self._storage.get_moving_window(item.key_for(key), limits.requests, item.get_expiry())
-            newest_s = 0.0 if not count else MINUTE_S - (time.time() - self._newest(item.key_for(key), began))
-            found.append(Window("requests", limits.requests, max(0, limits.requests - count), max(0.0, newest_s)))
+            count, reset_s = self.requests(key, limits.requests)
+            found.append(Window("requests", limits.requests, max(0, limits.requests - count), reset_s))
         if limits.tokens is not None:
             before, before_s, now, now_s = self.counts(key)
             used = before * before_s / MINUTE_S + now
             reset_s = now_s + MINUTE_S if now else before_s if before else 0.0
             found.append(Window("tokens", limits.tokens, max(0, int(limits.tokens - used)), reset_s))
         return found
+
+    def requests(self, key: str, limit: int) -> tuple[int, float]:
+        """Requests of the last minute, `limit` at most, and the seconds until none of them counts any more."""
+        self._heed_clock()
+        item = RateLimitItemPerMinute(limit, namespace="requests")
+        began, count = self._storage.get_moving_window(item.key_for(key), limit, item.get_expiry())
+        if not count:
+            return 0, 0.0
+        return count, max(0.0, MINUTE_S - (time.time() - self._newest(item.key_for(key), began)))
 
     def counts(self, key: str) -> Counts:
         """Tokens of the minute of the clock before this one, and for how long the first of them counts still; those of

@@ -188,8 +188,7 @@ async def delete_user(who: Operator, state: AppState, user_id: str) -> dict[str,
     if user_id == who.id:
         raise ApiError(409, "You cannot delete yourself; another operator can.", param="id", code="own_role")
     await state.auth.do(lambda accounts: accounts.change_user(user_id, disabled=True))
-    live = [run.id for run in state.runs.live.values() if run.user == user_id]
-    await asyncio.gather(*(state.runs.cancel(user_id, run) for run in live))
+    await state.runs.cancel_of(user_id)
     for leased in state.sequences.of(user_id):
         state.sequences.close(leased)
     chats, runs = await state.store.delete_user(user_id)

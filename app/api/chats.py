@@ -148,15 +148,9 @@ async def chats(user: User, state: AppState, given: ChatsParams) -> dict[str, An
     except BadCursor as error:
         message = f"before is {str(error)!r:.60}; accepted: what `next` of the page before says."
         raise invalid("before", message) from None
+    active = await state.runs.activity([each["id"] for each in found])
     return {
-        "chats": [
-            {
-                **each,
-                "running": bool(state.runs.active_in(each["id"])),
-                "waiting_for": state.runs.waiting_for(each["id"]),
-            }
-            for each in found
-        ],
+        "chats": [{**each, "running": each["id"] in active, "waiting_for": active.get(each["id"])} for each in found],
         "next": more,
     }
 
@@ -241,8 +235,7 @@ async def delete_chat(user: User, state: AppState, chat_id: str, given: DeletedC
     until = await state.store.deleted.delete("chat", user, chat_id)  # first: from now on no answer begins in it
     await state.store.shares.revoke_all(chat_id)
     await state.store.memory.let_go_with_chat(user, chat_id, given.notes == "erase")
-    for run_id in state.runs.active_in(chat_id):
-        await state.runs.cancel(user, run_id)
+    await state.runs.cancel_in(user, chat_id)
     return {"id": chat_id, "restorable_until": until}
 
 

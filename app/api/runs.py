@@ -30,7 +30,8 @@ from app.config.efforts import EFFORTS, THINKING, BudgetFields, Effort
 from app.current_user import AppState, Asker, User, check_reasoning_scopes, check_scope
 from app.db.chat_exchange import MAX_IMAGES
 from app.db.file_store import MAX_FILES, SentFile
-from app.db.run_store import LoggedEvent, Place, RunKey
+from app.db.run_store import MAX_COMPARED, LoggedEvent, Place, RunKey
+from app.db.sqlite import ChatBusy
 from app.errors import ApiError, invalid
 from app.openai.event_stream import PING_S, STREAM_HEADERS
 from app.openai.request_models import (
@@ -46,7 +47,6 @@ from app.openai.request_models import (
 )
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
 from app.request_body import MAX_BODY_BYTES, JsonBody, checked, parse
-from app.runs.live_runs import MAX_COMPARED, ChatBusy
 from app.runs.research import WEB_SEARCH
 from app.runs.run import RunSpec
 from app.runs.trace import lines

@@ -14,11 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.answering.tool_service import ToolService
 from app.config.efforts import BudgetFields
 from app.current_user import AppState, User
-from app.errors import ApiError
 from app.query_params import ONLY_KNOWN
 from app.request_body import JsonBody
-from app.runs.run_tools import RunTools
-from app.state import State
+from app.runs.remote_runs import RunCommand
 from reasoning.fallback import fallback
 
 router = APIRouter(prefix="/api", tags=["Tools"], dependencies=[ONLY_KNOWN])
@@ -82,29 +80,15 @@ def tool_list(shed: ToolService) -> dict[str, Any]:
 
 @router.post("/runs/{run_id}/approvals/{approval_id}", status_code=202)
 async def approve(user: User, state: AppState, run_id: str, approval_id: str, wanted: DecisionBody) -> dict[str, str]:
-    tools = await _tools_of(state, user, run_id)
-    tools.decide(approval_id, wanted.decision, scope=wanted.scope, expires_s=wanted.expires_s)
+    decision = wanted.model_dump()
+    await state.runs.decide(RunCommand(kind="decide", user=user, run_id=run_id, number=approval_id, **decision))
     return {"id": approval_id}
 
 
 @router.post("/runs/{run_id}/questions/{question_id}", status_code=202)
 async def answer(user: User, state: AppState, run_id: str, question_id: str, wanted: AnswerBody) -> dict[str, str]:
-    (await _tools_of(state, user, run_id)).answer(question_id, wanted.text)
+    await state.runs.decide(RunCommand(kind="answer", user=user, run_id=run_id, number=question_id, text=wanted.text))
     return {"id": question_id}
-
-
-async def _tools_of(state: State, user: str, run_id: str) -> RunTools:
-    """
-    Raises:
-        NotThere: the user has no such run.
-        ApiError: it waits for nobody.
-    """
-    runs = state.runs
-    await runs.log(user, run_id)
-    found = runs.tools_of(run_id)
-    if found is None:
-        raise ApiError(404, f"There is no run {run_id!r:.60} that waits for anybody.", code="not_waiting")
-    return found
 
 
 strategies_router = APIRouter(prefix="/api", tags=["Strategies"], dependencies=[ONLY_KNOWN])

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
+from app.cluster import open_store
 from app.config import BadSetting, Settings, server_file
 from app.db.account_store import Accounts
 from app.db.sqlite import refuse_damage
-from app.db.store import Store
 from app.middleware import is_loopback
 from app.observability import logs, tracing
 from app.wire.http_server import BACKLOG, Server, server_config
@@ -122,7 +122,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with contextlib.AsyncExitStack() as closing:
         closing.callback(stop.cancel)
         await asyncio.to_thread(refuse_damage, settings.resolved_data_dir)
-        store = await Store.open(settings.resolved_data_dir, settings.database_address)
+        store = await open_store(settings)
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)
         closing.push_async_callback(asyncio.to_thread, library.close)

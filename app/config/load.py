@@ -94,7 +94,7 @@ def _explain(error: Any, given: Mapping[str, Any], file: Path | None) -> str:
     else:
         source = f"{field} in {file}"
     accepted = Settings.model_fields[field].description or "another value"
-    if field == "database":  # it may hold a password
+    if field in ("database", "redis"):  # it may hold a password
         return f"{source} is none that is accepted; accepted: {accepted}."
     inside = error["loc"][1:]
     if inside or field in ("remote", "audio"):  # of a table, which may hold tokens and so is never shown whole

@@ -81,6 +81,14 @@ class Settings(
         accepts="the address of a PostgreSQL database, such as postgresql://ponder@localhost:5432/ponder",
         unset="SQLite files in the data directory",
     )
+    redis: SecretStr | None = setting(
+        None,
+        "the address of a Redis server, by which [several servers](#servers-of-one-database) share `database`",
+        more="`redis://host:6379/0`, `rediss://` with TLS, or `unix:///path?db=0`; a password is better in "
+        "`PONDER_REDIS`",
+        accepts="the address of a Redis server, such as redis://localhost:6379/0",
+        unset="none: one server uses a database",
+    )
 
     @field_validator("database")
     @classmethod
@@ -89,6 +97,16 @@ class Settings(
             parts = urlsplit(value.get_secret_value())
             if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
                 raise ValueError("no address of a PostgreSQL database")
+        return value
+
+    @field_validator("redis")
+    @classmethod
+    def _is_of_redis(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            parts = urlsplit(value.get_secret_value())
+            there = parts.path.strip("/") if parts.scheme == "unix" else parts.hostname and parts.port != 0
+            if parts.scheme not in ("redis", "rediss", "unix") or not there:
+                raise ValueError("no address of a Redis server")
         return value
 
     @field_validator("cors_origins", "allowed_hosts", "router", "pinned_loras", "skills", mode="before")
@@ -127,6 +145,30 @@ class Settings(
                 f"api_workers is {self.api_workers}, and the budgets of remote models are one process's; accepted: 1 "
                 "with remote models."
             )
+
+    def check_servers(self) -> None:
+        """
+        Raises:
+            BadSetting: there is Redis without a database that servers could share, or with something that only one
+                server may count.
+        """
+        if self.redis is None:
+            return
+        if self.database is None:
+            raise BadSetting(
+                "redis is set and database is not: servers share PostgreSQL's database, and no SQLite files; accepted: "
+                "both (`--database postgresql://…`), or neither."
+            )
+        if self.remote:
+            raise BadSetting(
+                "redis and remote are both set, and the budgets of remote models are one server's; accepted: one of "
+                "them."
+            )
+
+    @property
+    def redis_address(self) -> str | None:
+        """The whole address, with the password; None: this is the only server of its database."""
+        return None if self.redis is None else self.redis.get_secret_value()
 
     @property
     def database_address(self) -> str | None:
@@ -174,8 +216,9 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     }
     if "mcp" in changed:
         changed["mcp"] = dict.fromkeys(settings.mcp, "…")
-    if "database" in changed:
-        changed["database"] = "…"
+    for name in ("database", "redis"):
+        if name in changed:
+            changed[name] = "…"
     if (searxng := changed.get("searxng")) and "@" in searxng:
         scheme, _, rest = searxng.rpartition("//")
         changed["searxng"] = f"{scheme}//…@{rest.rpartition('@')[2]}"

@@ -34,11 +34,12 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from app.db.sqlite import PostgresError, Row
 
 
-def connect(place: Path | str, busy_timeout_s: float, *, sole: bool = False) -> Connection:
+def connect(place: Path | str, busy_timeout_s: float, *, sole: bool = False, member: str | None = None) -> Connection:
     """Opens a database: a file, which is made where there is none, or the address of a PostgreSQL database.
 
     The connection is of any thread, by one at a time. `sole`: no other process may open PostgreSQL's so meanwhile; a
-    file's directory has a lock of its own.
+    file's directory has a lock of its own. `member`: only others with a name of their own may, see
+    `app/db/postgres.py`.
 
     Raises:
         OSError: another process has it.
@@ -48,7 +49,7 @@ def connect(place: Path | str, busy_timeout_s: float, *, sole: bool = False) -> 
     if isinstance(place, str):
         from app.db.postgres import postgres_engine
 
-        engine = postgres_engine(place, busy_timeout_s, sole)
+        engine = postgres_engine(place, busy_timeout_s, sole=sole, member=member)
     else:
         url = URL.create("sqlite", database=str(place))
         given = {"check_same_thread": False, "timeout": busy_timeout_s}

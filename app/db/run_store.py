@@ -1,28 +1,31 @@
 """Runs and their events, and the idempotency keys that find them.
 
-A run begins by adding an answer to its chat's tree, and ends by recording the answer's final state there. With an
-idempotency key a client begins a run at most once, however often it sends the request; a key is kept for a day, with a
-digest of the request that it came with.
+A run begins by adding an answer to its chat's tree, and ends by recording the answer's final state there. Where several
+servers share the database, a run is one server's (`runs.server`), which alone writes to it until another takes it over;
+`Database.member` is this server's name. With an idempotency key a client begins a run at most once, however often it
+sends the request; a key is kept for a day, with a digest of the request that it came with.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import Connection, Integer, Text, bindparam, case, delete, select, update
+from sqlalchemy import Connection, Integer, Text, bindparam, case, delete, func, select, update
 from sqlalchemy import insert as insert_into
 
 from app.db.answer_steps import AnswerStep, Usage, dump_steps
 from app.db.chat_store import Tree, add_message, chat_of, messages_of
-from app.db.connection import execute_many, insert, row
+from app.db.connection import execute_many, insert, row, rows
 from app.db.database import Database
 from app.db.file_store import SentFile, send_files
-from app.db.sqlite import KeyReused, NotThere, Row, WrongPlace, new_id, steady
+from app.db.postgres import members_connected
+from app.db.sqlite import ChatBusy, KeyReused, NotThere, Row, RunTaken, WrongPlace, new_id, steady
 from app.db.tables import chats, events, is_running, messages, run_keys, runs, traces
 
 KEPT_S = 24 * 3600.0
@@ -43,8 +46,34 @@ _RUN = (
     .where(runs.c.id == bindparam("id"), chats.c.user == bindparam("user"), chats.c.deleted_at.is_(None))
 )
 _UNFINISHED = select(runs.c.id).where(is_running)
+_OWNERS = select(runs.c.server).where(is_running).distinct()
+# Holds the row, so that nobody takes the run over before the transaction ends.
+_OWNER = select(runs.c.server).where(runs.c.id == bindparam("run")).with_for_update(read=True)
+_TAKE = (
+    update(runs)
+    .where(is_running, runs.c.server.is_not_distinct_from(bindparam("of")))
+    .values(server=bindparam("by"))
+    .returning(runs.c.id)
+)
+_RUNNING = (
+    select(runs.c.id, runs.c.server, runs.c.chat_id, messages.c.parent_id)
+    .join(messages, messages.c.id == runs.c.message_id)
+    .where(is_running)
+)
+_RUNNING_IN = _RUNNING.where(runs.c.chat_id.in_(bindparam("chats", expanding=True)))
+_RUNNING_OF = (
+    select(runs.c.id).join(chats, chats.c.id == runs.c.chat_id).where(is_running, chats.c.user == bindparam("user"))
+)
+_ASKS = ("approval.requested", "approval.resolved", "question.asked", "question.answered")
+_WAITS = (
+    select(events.c.type, func.count().label("count"))
+    .where(events.c.run_id == bindparam("run"), events.c.type.in_(_ASKS))
+    .group_by(events.c.type)
+)
 _EVENTS = (
-    select(events.c.seq, events.c.type, events.c.data).where(events.c.run_id == bindparam("run")).order_by(events.c.seq)
+    select(events.c.seq, events.c.type, events.c.data)
+    .where(events.c.run_id == bindparam("run"), events.c.seq > bindparam("after"))
+    .order_by(events.c.seq)
 )
 _TRACE = select(traces.c.data).where(traces.c.run_id == bindparam("run"))
 # A chat may have been deleted under its run: then there is nothing to append to.
@@ -86,6 +115,17 @@ class Started(NamedTuple):
     question_id: str
 
 
+Waiting = Literal["approval", "answer"]
+
+
+class RunElsewhere(NamedTuple):
+    """An unfinished run of another server, and what it waits for from a person."""
+
+    id: str
+    server: str | None
+    waiting_for: Waiting | None
+
+
 class RunKeys:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -116,6 +156,11 @@ def remember(db: Connection, user: str, key: RunKey, run_id: str, message_id: st
     insert(db, run_keys, {**kept, "created_at": now})
 
 
+class KeyTaken(Exception):
+    """The run of the key was begun meanwhile; `RunKeys.run_of` finds it."""
+
+
+MAX_COMPARED = 3  # answers to one question that are made side by side
 RESTART_GAP = 1000  # where the disk failed before a crash, readers saw numbers it has not: they are not used again
 
 
@@ -187,8 +232,17 @@ class RunRows:
         Raises:
             NotThere: there is no such chat, no such message in it, or no such file for it.
             WrongPlace: a question follows an answer, and an answer a question.
+            ChatBusy: of several servers, one makes an answer in the chat that this one is not to be compared with.
+            KeyTaken: of several servers, another has begun the run of the key.
         """
-        return await self._database.read(lambda db: _begin(db, user, chat_id, run_id, place, params, key))
+        member = self._database.member
+
+        def begin(db: Connection) -> Begun:
+            if member is not None:
+                _check_free(db, user, chat_id, place, key)
+            return _begin(db, user, chat_id, run_id, place, params, key, member)
+
+        return await self._database.read(begin)
 
     async def get(self, user: str, run_id: str) -> Row:
         """
@@ -200,16 +254,33 @@ class RunRows:
             raise NotThere("run", run_id)
         return found[0]
 
-    async def events(self, run_id: str) -> list[LoggedEvent]:
-        return await self._database.read(lambda db: _events(db, run_id))
+    async def events(self, run_id: str, after: int = 0) -> list[LoggedEvent]:
+        """Returns the events of a run's log with a number above `after`."""
+        return await self._database.read(lambda db: _events(db, run_id, after))
 
-    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
-        """Append to a run's log, in one transaction; done when a crash of this process cannot take them."""
-        return self._database.write(lambda db: _append(db, run_id, events))
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent], answer: RunAnswer | None = None) -> Future[None]:
+        """Append to a run's log, in one transaction; done when a crash of this process cannot take them.
 
-    def end(self, run_id: str, answer: RunAnswer) -> None:
-        """Record how a run ended, some time soon."""
-        self._database.write(lambda db: _end(db, run_id, answer))
+        The future fails with `RunTaken` where another server has the run by now. `answer`: how the run ends with them.
+        """
+
+        def write(db: Connection) -> None:
+            self._check_owner(db, run_id)
+            _append(db, run_id, events)
+            if answer is not None:
+                _end(db, run_id, answer)
+
+        return self._database.write(write)
+
+    def _check_owner(self, db: Connection, run_id: str) -> None:
+        """
+        Raises:
+            RunTaken: another server has the run.
+        """
+        if self._database.member is not None:
+            owners = db.scalars(_OWNER, {"run": run_id}).all()  # none of a run that was deleted
+            if owners and owners[0] != self._database.member:
+                raise RunTaken(f"another server has taken over {run_id}")
 
     def write_trace(self, run_id: str, trace: str) -> None:
         """Keep how a run can be made again, some time soon."""
@@ -232,20 +303,55 @@ class RunRows:
         """
 
         def fail(db: Connection) -> int:
-            unfinished = db.scalars(_UNFINISHED).all()
-            for run_id in unfinished:
-                log = _events(db, run_id)
-                last = log[-1].seq if log else 0
-                _append(db, run_id, [replace(terminal, seq=last + RESTART_GAP)])
-                _end(db, run_id, remains(log))
-            return len(unfinished)
+            return len([_fail(db, run_id, terminal, remains) for run_id in db.scalars(_UNFINISHED).all()])
 
         return await self._database.read(fail)
+
+    # -- of several servers
+
+    async def owners(self) -> set[str | None]:
+        """Returns the servers that have unfinished runs, but for this one; None for those of a sole server."""
+        return set(await self._database.read(lambda db: db.scalars(_OWNERS).all())) - {self._database.member}
+
+    async def connected(self, servers: Sequence[str]) -> set[str]:
+        """Returns those of the servers that hold a connection to the database."""
+        return await self._database.read(lambda db: members_connected(db, servers))
+
+    async def take_over(
+        self, server: str | None, terminal: LoggedEvent, remains: Callable[[Sequence[LoggedEvent]], RunAnswer]
+    ) -> dict[str, LoggedEvent]:
+        """Ends the unfinished runs of a lost server as `fail_unfinished` does; returns the last event of each.
+
+        Of several servers that try at the same time one gets a run, and its old server can write no more to it.
+        """
+
+        def take(db: Connection) -> dict[str, LoggedEvent]:
+            taken = db.scalars(_TAKE, {"of": server, "by": self._database.member}).all()
+            return {run_id: _fail(db, run_id, terminal, remains) for run_id in taken}
+
+        return await self._database.read(take, immediate=True)
+
+    async def elsewhere(self, chat_ids: Sequence[str]) -> dict[str, list[RunElsewhere]]:
+        """Returns the unfinished runs that other servers have, by chat, also of chats that were deleted."""
+
+        def find(db: Connection) -> dict[str, list[RunElsewhere]]:
+            found = defaultdict[str, list[RunElsewhere]](list)
+            for each in rows(db, _RUNNING_IN, chats=list(chat_ids)):
+                if each["server"] != self._database.member:
+                    elsewhere = RunElsewhere(each["id"], each["server"], _waits(db, each["id"]))
+                    found[each["chat_id"]].append(elsewhere)
+            return found
+
+        return {} if self._database.member is None else await self._database.read(find)
+
+    async def unfinished_of(self, user: str) -> list[str]:
+        """Returns the ids of a user's unfinished runs, of all servers."""
+        return [each["id"] for each in await self._database.rows(_RUNNING_OF, user=user)]
 
 
 def _begin(
     db: Connection, user: str, chat_id: str, run_id: str, place: Place, params: Mapping[str, Any],
-    key: RunKey | None,
+    key: RunKey | None, member: str | None,
 ) -> Begun:  # fmt: skip
     chat, now = chat_of(db, user, chat_id), time.time()
     tree = Tree(messages_of(db, chat_id))
@@ -268,7 +374,7 @@ def _begin(
         db, runs,
         {
             "id": run_id, "chat_id": chat_id, "message_id": answer, "status": "running", "params": json.dumps(params),
-            "created_at": now,
+            "created_at": now, "server": member,
         },
     )  # fmt: skip
     db.execute(_LEAD, {"now": now, "leaf": answer, "name": question_title(branch[-1]["content"]), "chat": chat_id})
@@ -311,8 +417,40 @@ def question_title(content: str) -> str:
     return f"{cut.rstrip(_TRAILING + '?') or cut}…"
 
 
-def _events(db: Connection, run_id: str) -> list[LoggedEvent]:
-    return [LoggedEvent(*each) for each in db.execute(_EVENTS, {"run": run_id})]
+def _check_free(db: Connection, user: str, chat_id: str, place: Place, key: RunKey | None) -> None:
+    """Checks what one server knows of its own runs, of all servers'.
+
+    Raises:
+        ChatBusy, KeyTaken: as `RunRows.begin` does.
+    """
+    if key is not None and row(db, _OF_KEY, user=user, key=key.key, since=steady() - KEPT_S) is not None:
+        raise KeyTaken
+    running = rows(db, _RUNNING_IN, chats=[chat_id])
+    comparable = place.compare and all(each["parent_id"] == place.regenerate for each in running)
+    if running and not (comparable and len(running) < MAX_COMPARED):
+        raise ChatBusy
+
+
+def _waits(db: Connection, run_id: str) -> Waiting | None:
+    counts = {each["type"]: each["count"] for each in rows(db, _WAITS, run=run_id)}
+    if counts.get("approval.requested", 0) > counts.get("approval.resolved", 0):
+        return "approval"
+    return "answer" if counts.get("question.asked", 0) > counts.get("question.answered", 0) else None
+
+
+def _fail(
+    db: Connection, run_id: str, terminal: LoggedEvent, remains: Callable[[Sequence[LoggedEvent]], RunAnswer]
+) -> LoggedEvent:
+    """Ends a run with `terminal` after its log's end; returns the event with its number."""
+    log = _events(db, run_id)
+    ending = replace(terminal, seq=(log[-1].seq if log else 0) + RESTART_GAP)
+    _append(db, run_id, [ending])
+    _end(db, run_id, remains(log))
+    return ending
+
+
+def _events(db: Connection, run_id: str, after: int = 0) -> list[LoggedEvent]:
+    return [LoggedEvent(*each) for each in db.execute(_EVENTS, {"run": run_id, "after": after})]
 
 
 def _append(db: Connection, run_id: str, made: Sequence[LoggedEvent]) -> None:

@@ -112,6 +112,14 @@ class KeyReused(ValueError):
     """The key was given with another request."""
 
 
+class ChatBusy(Exception):
+    """The chat's last answer is still being made, or as many as can be compared."""
+
+
+class RunTaken(Exception):
+    """Another server has taken the run over: nothing more is written to it here."""
+
+
 class PostgresError(Exception):
     """An error of PostgreSQL: its message without the statement and its values, which may hold users' words.
 
@@ -126,6 +134,11 @@ class PostgresError(Exception):
     def is_away(self) -> bool:
         """True where the server could not be reached, or takes no connection or no work now."""
         return self.sqlstate is None or self.sqlstate.startswith(("08", "57P")) or self.sqlstate in ("53300", "55P03")
+
+    @property
+    def is_conflict(self) -> bool:
+        """True where another transaction came first, and this one, which changed nothing, may be tried again."""
+        return self.sqlstate in ("40001", "40P01")
 
 
 STORAGE_ERRORS = (sqlite3.Error, PostgresError)

@@ -175,7 +175,7 @@ __all__ = ["LoggedEvent", "Store"]
 
 
 class Store:
-    """The data of one server, which one process at a time may have open."""
+    """The data of one server, which one process at a time may have open, or of several that share a database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -195,15 +195,16 @@ class Store:
         self.artifacts = ArtifactStore(database)
 
     @classmethod
-    async def open(cls, data_dir: Path, address: str | None = None) -> Store:
+    async def open(cls, data_dir: Path, address: str | None = None, *, shared: bool = False) -> Store:
         """
         Args:
             address: of a PostgreSQL database; None: ponder.db in the directory.
+            shared: with other servers.
 
         Raises:
             BadSetting: the directory or the database cannot be used; the message says why.
         """
-        return cls(await Database.open(data_dir, address))
+        return cls(await Database.open(data_dir, address, shared=shared))
 
     async def delete_user(self, user: str) -> tuple[int, list[str]]:
         """Erases a user's chats, folders and stored responses at once, also what could still be restored.

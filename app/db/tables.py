@@ -151,6 +151,7 @@ runs = Table(
     Column("params", TEXT, nullable=False),  # as JSON
     Column("created_at", NUMBER, nullable=False),
     Column("ended_at", NUMBER),
+    Column("server", TEXT),  # of several: the one that makes it; null where there is one
     Index("runs_chat", "chat_id"),
 )  # fmt: skip
 # A literal: SQLite takes the index only for a query that has the same one.

@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from pydantic import BaseModel
 
 from app.db.answer_steps import RESULT_CHARACTERS, AnswerStep, StepCall, StepResult
-from app.db.run_store import LoggedEvent
+from app.db.run_store import LoggedEvent, RunAnswer
+from app.db.sqlite import RunTaken
 from app.runs.events import TERMINAL, AnswerDelta, ThinkingDelta
 from tools.outcome import Call
 from tools.result import shorten
@@ -31,8 +32,11 @@ COALESCE_S = 0.025
 class EventStore(Protocol):
     """The part of a store that a log needs."""
 
-    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
-        """Append to a run's log, in the order of the calls; done when a crash of this process cannot take them."""
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent], answer: RunAnswer | None = None) -> Future[None]:
+        """Append to a run's log, in the order of the calls; done when a crash of this process cannot take them.
+
+        `answer`: how the run ends with them. The future fails with `RunTaken` where the run is another server's now.
+        """
         ...
 
 
@@ -41,10 +45,24 @@ class RunLog:
 
     Appended events go to the disk at once, and readers get them afterwards: after a crash the log has all that anybody
     saw. While a write is under way more events gather for the next, so a slow disk makes larger pieces, not a queue.
+    Where another server has taken the run over, the log is `taken`: it goes on there, and ends here without its end.
     """
 
-    def __init__(self, run_id: str, store: EventStore, events: Iterable[LoggedEvent] = ()) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        store: EventStore,
+        events: Iterable[LoggedEvent] = (),
+        *,
+        publish: Callable[[str, Sequence[LoggedEvent]], None] = lambda run_id, events: None,
+        on_taken: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`publish` gets what is on disk, for the readers at other servers."""
         self.run_id = run_id
+        self.taken = False
+        self._publish = publish
+        self._on_taken = on_taken
+        self._answer: RunAnswer | None = None  # written with the last event
         self.events = list(events)  # on disk
         self._coming: list[LoggedEvent] = []  # not yet
         self._unwritten = 0  # of those, at the end, that were not handed to the store
@@ -56,7 +74,7 @@ class RunLog:
     @property
     def ended(self) -> bool:
         """True when nothing comes any more; its readers may not have read that yet."""
-        return self._last is not None and self._last.type in TERMINAL
+        return self.taken or (self._last is not None and self._last.type in TERMINAL)
 
     @property
     def status(self) -> str:
@@ -69,10 +87,11 @@ class RunLog:
         """The number of the last event that readers can have."""
         return self.events[-1].seq if self.events else 0
 
-    def append(self, event: BaseModel) -> None:
-        """Add one event. Ignored once the log has ended."""
+    def append(self, event: BaseModel, answer: RunAnswer | None = None) -> None:
+        """Add one event; with the terminal one the answer as it ended. Ignored once the log has ended."""
         if self.ended:
             return
+        self._answer = answer
         kind: str = getattr(event, "type")  # noqa: B009  # every event of app/runs/events.py has one, BaseModel has not
         self._last = LoggedEvent(1 if self._last is None else self._last.seq + 1, kind, event.model_dump_json())
         self._coming.append(self._last)
@@ -86,14 +105,25 @@ class RunLog:
             events, self._unwritten = self._coming[-self._unwritten :], 0
             self._writing += 1
             loop = asyncio.get_running_loop()
-            written = self._store.write_events(self.run_id, events)
-            written.add_done_callback(lambda _: _call_soon(loop, self._written, len(events)))
+            written = self._store.write_events(self.run_id, events, self._answer)
+            written.add_done_callback(lambda done: _call_soon(loop, self._written, (len(events), done.exception())))
 
-    def _written(self, count: int) -> None:
+    def _written(self, outcome: tuple[int, BaseException | None]) -> None:
         """Shows events to readers, also those that could not be written (the store says why in its own log)."""
+        count, error = outcome
         self._writing -= 1
-        self.events += self._coming[:count]
-        del self._coming[:count]
+        if self.taken:
+            return
+        if isinstance(error, RunTaken):
+            self._coming.clear()
+            self._unwritten = 0
+            self.taken = True
+            self._on_taken()
+        else:
+            if error is None:
+                self._publish(self.run_id, self._coming[:count])
+            self.events += self._coming[:count]
+            del self._coming[:count]
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
         if not self._writing:
@@ -124,9 +154,12 @@ class RunLog:
             await self._grown.wait()
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[int], None], count: int) -> None:
+T = TypeVar("T")
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[T], None], given: T) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is closed: there are no readers any more
-        loop.call_soon_threadsafe(work, count)
+        loop.call_soon_threadsafe(work, given)
 
 
 class Deltas:

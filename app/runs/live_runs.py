@@ -2,17 +2,21 @@
 
 A run belongs to the server, not to a connection: closing the page does not stop it, `cancel` does. A chat has at most
 one at a time, or up to three that answer the same question, to be compared. Runs under way are in memory, ended ones in
-the store. After a crash the answer is rebuilt from the run's log.
+the store. After a crash the answer is rebuilt from the run's log. Where several servers share the database, a run of
+another is read and cancelled by way of `remote_runs.py`, and one of a server that is lost is ended here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 from app.answering.remote_model import RemoteModel
 from app.answering.served_model import ServedModel
@@ -20,16 +24,28 @@ from app.answering.thinking_summary import ThinkingSummary
 from app.answering.tool_selection import ToolSelector
 from app.answering.tool_service import DELEGATE
 from app.config import AUTO_NAME
-from app.db.run_store import Begun, LoggedEvent, Place, RunAnswer, RunKey, Started
-from app.db.sqlite import NotThere
+from app.db.run_store import (
+    MAX_COMPARED,
+    Begun,
+    KeyTaken,
+    LoggedEvent,
+    Place,
+    RunAnswer,
+    RunKey,
+    Started,
+    Waiting,
+)
+from app.db.sqlite import ChatBusy, NotThere
 from app.db.store import Store
+from app.errors import ApiError
 from app.observability.metrics import ServerMetrics
 from app.runs.chat_titles import FirstExchange, TitleWriter
 from app.runs.event_log import RunLog, StepRecorder
-from app.runs.events import RunFailed, RunQueued
+from app.runs.events import TERMINAL, RunFailed, RunQueued
 from app.runs.memory import RunMemory
 from app.runs.prompt_builder import History
 from app.runs.rag import GENERATIVE, AnswerWay
+from app.runs.remote_runs import RemoteRunLog, RemoteRuns, RunCommand, not_waiting, outcome
 from app.runs.research import WEB_SEARCH
 from app.runs.run import Run, RunSpec
 from app.runs.run_tools import RunTools
@@ -39,8 +55,12 @@ from tools.result import frame
 
 if TYPE_CHECKING:
     from app.answering.tool_service import ToolService
+    from app.cluster import Cluster
     from reasoning.agent import Limits
     from retrieval import Library
+
+
+log = logging.getLogger("ponder")
 
 
 def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
@@ -78,13 +98,9 @@ STOPPING = RunFailed(
 RESTARTED = RunFailed(
     code="server_restarted", message="The server restarted before the answer was done.", retryable=True
 )
-
-
-MAX_COMPARED = 3  # answers to one question that are made side by side
-
-
-class ChatBusy(Exception):
-    """The chat's last answer is still being made, or as many as can be compared."""
+LOST = RunFailed(
+    code="server_lost", message="The server that made the answer was lost before it was done.", retryable=True
+)
 
 
 class Runs:
@@ -103,9 +119,13 @@ class Runs:
         way: Callable[[ServedModel], AnswerWay] = lambda served: GENERATIVE,
         tool_selector: ToolSelector | None = None,
         titles: TitleWriter | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `way` tells how a model
-        answers from documents. `tool_selector` chooses tools for small models. `titles` writes the titles of chats."""
+        answers from documents. `tool_selector` chooses tools for small models. `titles` writes the titles of chats.
+        `cluster`: the other servers of the database."""
+        self._cluster = cluster
+        self._remote = None if cluster is None else RemoteRuns(cluster, store.runs, RESTARTED)
         self._titles = titles
         self._served = served
         self._way = way
@@ -117,15 +137,39 @@ class Runs:
         self._meter = meter
         self._store = store
         self._live: dict[str, Run] = {}
+        self._given_up = set[asyncio.Task[None]]()
         # Chat id -> run id -> the id of the question, None until it is known.
         self._busy_chats: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
         self._keyed = asyncio.Lock()
         self._closing = False
 
     async def recover(self) -> int:
-        """End the runs that an earlier server left unfinished; how many there were."""
+        """End the runs that an earlier server left unfinished; how many there were. From then on, runs of other
+        servers are ended when those are lost, and what they send is carried out."""
+        if self._cluster is not None:
+            ended = await self.take_over()
+            self._cluster.serve(self._obey, self.take_over)
+            return ended
         terminal = LoggedEvent(0, RESTARTED.type, RESTARTED.model_dump_json())
         return await self._store.runs.fail_unfinished(terminal, lambda events: recover_runs(events, RESTARTED.message))
+
+    async def take_over(self) -> int:
+        """Ends the runs of other servers that are lost, with what they had written; how many there were."""
+        assert self._cluster is not None
+        rows, count = self._store.runs, 0
+        if not (owners := await rows.owners()):
+            return 0
+        lost = await self._cluster.lost([each for each in owners if each is not None], rows.connected)
+        for server in [*lost, *([None] if None in owners else [])]:
+            ending = LOST if server is not None else RESTARTED
+            terminal = LoggedEvent(0, ending.type, ending.model_dump_json())
+            ended = await rows.take_over(server, terminal, partial(recover_runs, error=ending.message))
+            for run_id, event in ended.items():
+                self._cluster.streams.publish(run_id, [event])
+            if ended:
+                log.warning("the server %s is lost: %d of its runs were ended", server, len(ended))
+            count += len(ended)
+        return count
 
     async def start(self, chat_id: str, ask: RunSpec, key: RunKey | None = None) -> Started:
         """Begin an answer. With a key it begins once, however often it is asked for.
@@ -143,7 +187,12 @@ class Runs:
         if key is None:
             return await self._start(chat_id, ask, None)
         async with self._keyed:  # the second of two waits until the first has begun, and finds its key
-            return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
+            try:
+                return await self._store.run_keys.run_of(ask.user, key) or await self._start(chat_id, ask, key)
+            except KeyTaken:  # another server's request with it came first
+                if (found := await self._store.run_keys.run_of(ask.user, key)) is None:
+                    raise
+                return found
 
     async def _start(self, chat_id: str, ask: RunSpec, key: RunKey | None) -> Started:
         remote = isinstance(ask.served, RemoteModel)
@@ -179,7 +228,10 @@ class Runs:
         served = self._served if isinstance(ask.served, RemoteModel) else ask.served or self._served
         run = Run(
             run_id, chat_id, ask.user, served, self._thoughts(ask.user), self._library,
-            RunLog(run_id, self._store.runs), self._meter.watch("runs"), on_end=ended,
+            RunLog(
+                run_id, self._store.runs, on_taken=lambda: self._taken(run),
+                publish=_to_nobody if self._cluster is None else self._cluster.streams.publish,
+            ), self._meter.watch("runs"), on_end=ended,
             way=GENERATIVE if ask.auto is not None or remote else self._way(served),
             tool_selector=self._tool_selector,
         )  # fmt: skip
@@ -245,21 +297,72 @@ class Runs:
         """The chat's unfinished runs, several only while answers are compared."""
         return tuple(self._busy_chats.get(chat_id, ()))
 
-    def waiting_for(self, chat_id: str) -> Literal["approval", "answer"] | None:
+    def waiting_for(self, chat_id: str) -> Waiting | None:
         """Returns what an unfinished run of the chat waits for from a person, the first's that does."""
         tools = (self.tools_of(run_id) for run_id in self.active_in(chat_id))
         return next((each.waiting_for for each in tools if each is not None and each.waiting_for is not None), None)
 
-    async def log(self, user: str, run_id: str) -> RunLog:
-        """A run's log, live or from the store.
+    async def activity(self, chat_ids: Sequence[str]) -> dict[str, Waiting | None]:
+        """Returns the chats that have an unfinished run, at any server, and what one waits for from a person."""
+        found = {chat_id: self.waiting_for(chat_id) for chat_id in chat_ids if self.active_in(chat_id)}
+        for chat_id, elsewhere in (await self._store.runs.elsewhere(chat_ids)).items():
+            waits = next((run.waiting_for for run in elsewhere if run.waiting_for is not None), None)
+            found[chat_id] = found.get(chat_id) or waits
+        return found
+
+    async def cancel_in(self, user: str, chat_id: str) -> None:
+        """Ends the chat's unfinished runs, at all servers."""
+        for run_id in self.active_in(chat_id):
+            await self.cancel(user, run_id)
+        if self._remote is not None:
+            for run in (await self._store.runs.elsewhere([chat_id])).get(chat_id, []):
+                with contextlib.suppress(ApiError):  # a lost server's ends by itself
+                    await self._remote.pass_on(run.server, RunCommand(kind="cancel", user=user, run_id=run.id))
+
+    async def cancel_of(self, user: str) -> None:
+        """Ends the user's unfinished runs, at all servers."""
+        mine = [run.id for run in self._live.values() if run.user == user]
+        others = [] if self._cluster is None else await self._store.runs.unfinished_of(user)
+        await asyncio.gather(*(self.cancel(user, run_id) for run_id in {*mine, *others}))
+
+    async def decide(self, command: RunCommand) -> None:
+        """Makes a person's decision, or gives their answer, which a run waits for, at any server.
+
+        Raises:
+            NotThere: the user has no such run.
+            ApiError: it waits for no such thing.
+        """
+        run = self.running(command.user, command.run_id)
+        if run is None and self._remote is not None and await self._remote.send(command):
+            return
+        if run is None or run.tools is None:
+            await self._store.runs.get(command.user, command.run_id)
+            raise not_waiting(command.run_id)
+        if command.kind == "decide":
+            run.tools.decide(command.number, command.decision, scope=command.scope, expires_s=command.expires_s)
+        else:
+            run.tools.answer(command.number, command.text)
+
+    async def _obey(self, text: str) -> str:
+        """Carries out a command of another server, and returns the reply."""
+        command = RunCommand.model_validate_json(text)
+        if command.kind == "cancel":
+            return await outcome(self.cancel(command.user, command.run_id))
+        return await outcome(self.decide(command))
+
+    async def log(self, user: str, run_id: str) -> RunLog | RemoteRunLog:
+        """A run's log, live, of another server, or from the store.
 
         Raises:
             NotThere: the user has no such run.
         """
-        if run := self._running(user, run_id):
+        if run := self.running(user, run_id):
             return run.log
         await self._store.runs.get(user, run_id)
-        log = RunLog(run_id, self._store.runs, await self._store.runs.events(run_id))
+        events = await self._store.runs.events(run_id)
+        if self._remote is not None and not (events and events[-1].type in TERMINAL):
+            return self._remote.log(user, run_id, events)
+        log = RunLog(run_id, self._store.runs, events)
         log.append(RESTARTED)  # if a failing disk left it without its end: its readers would wait for ever
         return log
 
@@ -269,12 +372,19 @@ class Runs:
         Raises:
             NotThere: the user has no such run.
         """
-        if run := self._running(user, run_id):
+        if run := self.running(user, run_id):
             await run.cancel()
+        elif self._remote is not None:
+            await self._remote.send(RunCommand(kind="cancel", user=user, run_id=run_id))
         else:
             await self._store.runs.get(user, run_id)
 
-    def _running(self, user: str, run_id: str) -> Run | None:
+    def running(self, user: str, run_id: str) -> Run | None:
+        """Returns a run that is being made here; None where it is not.
+
+        Raises:
+            NotThere: it is another user's.
+        """
         run = self._live.get(run_id)
         if run is not None and run.user != user:
             raise NotThere("run", run_id)
@@ -283,18 +393,33 @@ class Runs:
     async def stop(self) -> None:
         """End every run because the server stops, and let no more begin."""
         self._closing = True
+        if self._remote is not None:
+            self._remote.closing = True
         if self._titles is not None:
             await self._titles.close()
         await asyncio.gather(*(run.cancel(STOPPING) for run in self._live.values()))
 
     def _ended(self, run: Run, answer: RunAnswer) -> None:
         # All of it before the readers hear of the end: the next question must find the chat free, and the store takes
-        # its writes in order, so a later read of the chat finds the answer.
+        # its writes in order, so a later read of the chat finds the answer, which is written with the last event.
         run.log.flush()
-        self._store.runs.end(run.id, answer)
         if run.trace is not None:
             self._store.runs.write_trace(run.id, run.trace.dumps())
         self._free(run.chat_id, run.id)
         if answer.error_code is not None:
             self._meter.windows.error(answer.error_code)
         asyncio.get_running_loop().call_soon(self._live.pop, run.id, None)
+
+    def _taken(self, run: Run) -> None:
+        """Lets go of a run that another server has taken over, as it took this one for lost."""
+        log.error("another server has taken over %s", run.id)
+        self._live.pop(run.id, None)
+        self._free(run.chat_id, run.id)
+        run.watch.end("failed")
+        ending = asyncio.create_task(run.cancel(), name="taken over")
+        self._given_up.add(ending)
+        ending.add_done_callback(self._given_up.discard)
+
+
+def _to_nobody(run_id: str, events: Sequence[LoggedEvent]) -> None:
+    """Publishes nothing: there are no other servers."""

@@ -168,7 +168,7 @@ class Run:
 
     async def cancel(self, ending: RunFailed | None = None) -> None:
         """End it, as cancelled or with `ending`, and wait until it has."""
-        if self._task is not None and not self.log.ended:
+        if self._task is not None and not self._task.done():
             self._ending = ending
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -481,20 +481,19 @@ class Run:
             self._thinking_s = (self._thinking_s or 0.0) + time.perf_counter() - self._thinking_began
         status = terminal.type.removeprefix("run.")
         metrics = self._metrics()
-        self._on_end(
-            RunAnswer(
-                status=status,
-                content="".join(self._content),
-                thinking="".join(self._thinking),
-                thinking_s=self._thinking_s,
-                ttft_s=metrics.ttft_s if metrics else None,
-                tokens_per_s=metrics.tokens_per_s if metrics else None,
-                usage=Usage.of(self._tally),
-                error=terminal.message if isinstance(terminal, RunFailed) else None,
-                steps=self._steps.steps(),
-                model=self._model,
-                error_code=terminal.code if isinstance(terminal, RunFailed) else None,
-            )
+        answer = RunAnswer(
+            status=status,
+            content="".join(self._content),
+            thinking="".join(self._thinking),
+            thinking_s=self._thinking_s,
+            ttft_s=metrics.ttft_s if metrics else None,
+            tokens_per_s=metrics.tokens_per_s if metrics else None,
+            usage=Usage.of(self._tally),
+            error=terminal.message if isinstance(terminal, RunFailed) else None,
+            steps=self._steps.steps(),
+            model=self._model,
+            error_code=terminal.code if isinstance(terminal, RunFailed) else None,
         )
-        self.log.append(terminal)
+        self._on_end(answer)
+        self.log.append(terminal, answer)
         self.watch.end(status)

@@ -157,7 +157,9 @@ class WorkerPool(Collector):
         """From a worker's start to its end; its exit code."""
         client = next(self._clients)
         file = self._listener.fileno()
-        start = Start(self._state.settings.model_dump_json(exclude={"database"}), client, self._directory, file)
+        start = Start(
+            self._state.settings.model_dump_json(exclude={"database", "redis"}), client, self._directory, file
+        )
         try:
             place.process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "app.workers.api_worker", stdin=asyncio.subprocess.PIPE, pass_fds=[file],

@@ -47,16 +47,19 @@ def calculate(ctx: Context, expression: str) -> str:
 
 
 class Nursery:
-    """Starts servers as children of one process, which has imported everything and done nothing."""
+    """Starts servers as children of one process, which has imported everything and done nothing.
 
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "tests.app.crash", "--nursery", str(folder)]
+    Each has a data directory in the folder; `changed` are settings of all of them.
+    """
+
+    def __init__(self, folder: Path, **changed: Any) -> None:
+        command = [sys.executable, "-m", "tests.app.crash", "--nursery", str(folder), json.dumps(changed)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def start(self) -> tuple[int, str]:
+    def start(self, data: str = "data") -> tuple[int, str]:
         """A server's process id and address, once it answers."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        print("start", file=self._process.stdin, flush=True)
+        print(data, file=self._process.stdin, flush=True)
         told = self._process.stdout.readline()
         assert told, "the nursery died"
         made = json.loads(told)
@@ -230,7 +233,7 @@ def _config() -> Any:
     return EngineConfig(model=str(ROOT / "models/pebble"), device="cpu", dtype="float32", **limits)
 
 
-def nursery(folder: Path) -> None:
+def nursery(folder: Path, changed: dict[str, Any]) -> None:
     """Forks a server for each line that is read; the children of children are nobody's to wait for."""
     import app.cli.serve
     import app.server
@@ -238,15 +241,15 @@ def nursery(folder: Path) -> None:
 
     assert app.cli.serve and app.server and engine.engine
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         if os.fork() == 0:
             try:
-                asyncio.run(_serve(folder))
+                asyncio.run(_serve(folder / line.strip(), changed))
             finally:
                 os._exit(1)
 
 
-async def _serve(folder: Path) -> None:
+async def _serve(data: Path, changed: dict[str, Any]) -> None:
     import uvicorn
 
     from app.cli.serve import bind
@@ -256,7 +259,7 @@ async def _serve(folder: Path) -> None:
 
     # The model chooses its tools: an embedder, which is loaded at the first question, would outlast most of the lives.
     settings = Settings(
-        model=str(ROOT / "models/pebble"), data_dir=folder / "data", sandbox=False, tool_selection="model"
+        model=str(ROOT / "models/pebble"), data_dir=data, sandbox=False, tool_selection="model", **changed
     )
     listener = bind("127.0.0.1", 0)
     async with await Engine.start(_config()) as engine:
@@ -270,6 +273,6 @@ async def _serve(folder: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--nursery":
-        nursery(Path(sys.argv[2]))
+        nursery(Path(sys.argv[2]), json.loads(sys.argv[3]))
     else:
         print(json.dumps(trial(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))

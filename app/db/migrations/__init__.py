@@ -37,13 +37,15 @@ def newest_revision(chain: Chain) -> int:
     return len(list((_FOLDER / chain).glob("r[0-9]*.py")))
 
 
-def open_database(place: Path | str, chain: Chain, busy_timeout_s: float, *, sole: bool = False) -> Connection:
+def open_database(
+    place: Path | str, chain: Chain, busy_timeout_s: float, *, sole: bool = False, member: str | None = None
+) -> Connection:
     """Opens a database as `connect` does, and migrates it.
 
     Raises:
         NewerDatabase: a newer Ponder wrote it.
     """
-    db = connect(place, busy_timeout_s, sole=sole)
+    db = connect(place, busy_timeout_s, sole=sole, member=member)
     try:
         migrate(db, chain)
     except BaseException:

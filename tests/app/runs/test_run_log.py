@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.config import AUTO_NAME, LOCAL_USER, BadSetting
 from app.db.answer_steps import Usage
 from app.db.migrations import newest_revision
-from app.db.run_store import RESTART_GAP, Place
+from app.db.run_store import RESTART_GAP, Place, RunAnswer
 from app.db.store import LoggedEvent, Store
 from app.runs.event_log import Deltas, RunLog
 from app.runs.events import AnswerDelta, RouteAnswering, RunCancelled, RunQueued, RunStarted
@@ -33,7 +33,7 @@ NO_USAGE = Usage(prompt_tokens=0, completion_tokens=0, reasoning_tokens=0, cache
 class NowhereStore:
     """Takes events and forgets them."""
 
-    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent], answer: RunAnswer | None = None) -> Future[None]:
         done = Future[None]()
         done.set_result(None)
         return done
@@ -115,7 +115,7 @@ class SlowStore:
     def __init__(self) -> None:
         self.writes: list[tuple[list[int], Future[None]]] = []
 
-    def write_events(self, run_id: str, events: Sequence[LoggedEvent]) -> Future[None]:
+    def write_events(self, run_id: str, events: Sequence[LoggedEvent], answer: RunAnswer | None = None) -> Future[None]:
         self.writes.append(([event.seq for event in events], Future[None]()))
         return self.writes[-1][1]
 

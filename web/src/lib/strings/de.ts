@@ -466,6 +466,7 @@ export const de: Strings = {
   busyHere: "In diesem Chat wird gerade geantwortet. Warte die Antwort ab, oder brich sie ab.",
   endings: {
     server_restarted: "Der Server wurde neu gestartet, während diese Antwort geschrieben wurde.",
+    server_lost: "Der Server, der diese Antwort schrieb, ist ausgefallen.",
     server_stopping: "Der Server wurde angehalten, während diese Antwort geschrieben wurde.",
     engine_stopped: "Die Engine fiel aus, während diese Antwort geschrieben wurde.",
   },

@@ -450,6 +450,7 @@ export const en = {
   busyHere: "This chat is being answered. Wait for the answer, or stop it.",
   endings: {
     server_restarted: "The server restarted while this answer was being written.",
+    server_lost: "The server that wrote this answer was lost.",
     server_stopping: "The server was stopped while this answer was being written.",
     engine_stopped: "The engine failed while this answer was being written.",
   },
