@@ -43,14 +43,14 @@ STEPS: Mapping[str, tuple[str, ...]] = {
             created_at double precision NOT NULL, updated_at double precision NOT NULL, UNIQUE (collection, source))""",
         "CREATE INDEX documents_folder ON documents (folder)",
         """CREATE TABLE pages (
-            document bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE, start bigint NOT NULL,
-            "end" bigint NOT NULL, number bigint NOT NULL, PRIMARY KEY (document, start, number))""",
+            document bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE, start integer NOT NULL,
+            "end" integer NOT NULL, number bigint NOT NULL, PRIMARY KEY (document, start, number))""",
         """CREATE TABLE parents (
             document bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE, number bigint NOT NULL,
-            start bigint NOT NULL, "end" bigint NOT NULL, PRIMARY KEY (document, number))""",
+            start integer NOT NULL, "end" integer NOT NULL, PRIMARY KEY (document, number))""",
         f"""CREATE TABLE chunks (
             id {_ID}, document bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE, collection bigint NOT NULL,
-            number bigint NOT NULL, start bigint NOT NULL, "end" bigint NOT NULL, parent bigint NOT NULL,
+            number bigint NOT NULL, start integer NOT NULL, "end" integer NOT NULL, parent bigint NOT NULL,
             context {_TEXT} NOT NULL, text {_TEXT} NOT NULL, hash bytea NOT NULL, added bigint NOT NULL,
             words tsvector, text_hashes bytea, title_hashes bytea)""",
         "CREATE INDEX chunks_document ON chunks (document)",

@@ -188,7 +188,10 @@ TestSharing = Sharing.TestCase
 
 
 class SharingInPostgres(Sharing):
-    """The same, with documents in PostgreSQL."""
+    """The same, with documents in PostgreSQL, whose opening takes longer."""
+
+
+SharingInPostgres.TestCase.settings = settings(Sharing.TestCase.settings, max_examples=4)
 
 
 class TestSharingInPostgres(SharingInPostgres.TestCase):  # type: ignore[misc, valid-type]  # hypothesis makes it

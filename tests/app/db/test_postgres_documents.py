@@ -47,9 +47,7 @@ def test_documents_are_in_the_database_and_files_in_the_folder(
 def test_a_server_without_pgvector_is_refused_with_what_to_install(given: Settings, tmp_path: Path) -> None:
     with postgres.cluster(postgres.without_pgvector()) as address:
         bare = Settings(data_dir=str(tmp_path), database=address)
-        with pytest.raises(
-            BadSetting, match=r"used for documents: it has no pgvector.*apt install postgresql"
-        ):
+        with pytest.raises(BadSetting, match=r"used for documents: it has no pgvector.*apt install postgresql"):
             open_library(bare)
 
 
