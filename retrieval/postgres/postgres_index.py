@@ -31,7 +31,7 @@ EXACT_UP_TO = 20_000  # chunks of a search whose vectors are compared one by one
 EF_SEARCH = 400  # candidates that a scan of the graph keeps (1 to 1000)
 SCANNED = 200_000  # vectors of the graph that a search looks at before it compares all
 MAX_SIZE = 4000  # numbers of a vector that pgvector has an index for
-CANDIDATES = 20_000  # chunks that are scored by BM25; those with the query's rarest words
+CANDIDATES = 5000  # chunks that are scored by BM25; those with the query's rarest words
 BATCH = 256  # chunks embedded at once where vectors are missing
 
 _READABLE = """c.collection = ANY(:collections::bigint[]) AND EXISTS (
