@@ -34,6 +34,7 @@ from engine.errors import (
 )
 from engine.structured_output.matcher import ConstraintFailed, ConstraintRefused
 from retrieval import BadFilter, BadQuery, NotAllowed, NotFound, OverQuota, SourceTaken
+from retrieval.document_database import StoreError
 
 log = logging.getLogger("ponder")
 
@@ -168,13 +169,13 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
             return ApiError(413, str(error), param="file", code="storage_quota_exceeded")
         case NotAllowed():
             return ApiError(403, str(error), code="not_allowed", kind="permission_error")
-        case PostgresError() if error.is_away:
+        case PostgresError() | StoreError() if error.is_away:
             log.error("the PostgreSQL database does not answer: %s", error)
             message = "The server's database does not answer. Try again shortly."
             return ApiError(
                 503, message, code="database_unreachable", kind="server_error", headers={"Retry-After": "5"}
             )
-        case OSError() | sqlite3.Error() | PostgresError() if reason := disk_trouble(error):
+        case OSError() | sqlite3.Error() | PostgresError() | StoreError() if reason := disk_trouble(error):
             log.error("the disk cannot be written to: %s", error)
             return ApiError(507, reason, code="disk_unusable", kind="server_error")
         case EngineRestarting():

@@ -1,7 +1,7 @@
 """Documents found and cited: parse, chunk, embed, index, search. Usable alone: `from retrieval import Library`.
 
-SQLite is the truth, the indexes are views of it. Knows nothing of engines, chats or HTTP: relevance judges and token
-counters are passed in.
+SQLite is the truth and the indexes are views of it, or PostgreSQL is both. Knows nothing of engines, chats or HTTP:
+relevance judges and token counters are passed in.
 """
 
 from retrieval.folders import Folder

@@ -1,9 +1,11 @@
-"""SQLite database of documents: its connections, its transactions and the migrations of its schema.
+"""Database of documents: the interface that the stores use, and SQLite's, its transactions and migrations.
 
-Each thread has a connection; reads run at any time, writes in turn. A migration that was released is never edited; a
-change is a new one. A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is
-never used twice, so an index's stale entry for a deleted chunk can never mean another. `generation` counts the changes
-that searches can see; an index that knows its own generation can catch up on `chunks.added` and `gone`.
+The stores' statements run on SQLite and PostgreSQL alike (`retrieval/postgres/`): places are `?`, `?1` or `:name`,
+flags `TRUE`, and the columns "user" and "end" are quoted, which PostgreSQL would read as something else. In SQLite each
+thread has a connection; reads run at any time, writes in turn. A migration that was released is never edited; a change
+is a new one. A document is (collection, source) and has one version, the hash of its bytes. A chunk's number is never
+used twice, so an index's stale entry for a deleted chunk can never mean another. `generation` counts the changes that
+searches can see; an index that knows its own generation can catch up on `chunks.added` and `gone`.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from retrieval.durable import make_folder
 
@@ -33,11 +38,81 @@ _TAKEN = (
 
 
 class NewerFile(Exception):
-    """The file was written by a newer version than this one."""
+    """The file or database was written by a newer version than this one."""
+
+
+class StoreError(Exception):
+    """An error of PostgreSQL: its message without the statement and its values, which may hold users' words.
+
+    `sqlstate`: its code (PostgreSQL's appendix A); None where the server did not answer.
+    """
+
+    def __init__(self, message: str, sqlstate: str | None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+    @property
+    def is_away(self) -> bool:
+        """True where the server could not be reached, or takes no connection or no work now."""
+        return self.sqlstate is None or self.sqlstate.startswith(("08", "57P")) or self.sqlstate in ("53300", "55P03")
+
+
+class ResultRows(Protocol):
+    """The result of a statement. A row is read by place, by name, or as a mapping by `dict`."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class StoreConnection(Protocol):
+    """A connection in a transaction. `sqlite3.Connection` is one."""
+
+    def execute(self, sql: str, values: Any = ..., /) -> ResultRows: ...
+    def executemany(self, sql: str, values: Any, /) -> object: ...
+
+
+class DocumentDatabase(Protocol):
+    """The database that documents, chunks, rights and jobs are kept in. Safe in threads."""
+
+    @property
+    def backend(self) -> Literal["sqlite", "postgresql"]: ...
+
+    def rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+        """Returns the rows of one statement."""
+        ...
+
+    def writing(self) -> AbstractContextManager[StoreConnection]:
+        """A write, whole or not at all; one at a time, and what it reads holds until it ends."""
+        ...
+
+    def reading(self) -> AbstractContextManager[StoreConnection]:
+        """Reads that all see the same state."""
+        ...
+
+    def index_words(self, db: StoreConnection, generation: int) -> None:
+        """Indexes the words of chunks that came with a generation or later, where the database indexes words."""
+        ...
+
+    def encode_vector(self, vector: NDArray[np.float16]) -> bytes | str:
+        """A vector as a value of `vectors.vector`."""
+        ...
+
+    def decode_vector(self, value: Any) -> NDArray[np.float32]:
+        """A value of `vectors.vector` as numbers, (size,)."""
+        ...
+
+    def close(self) -> None:
+        """Once no other thread uses it."""
+        ...
 
 
 class DatabaseFile:
-    """Safe in threads; one process at a time writes to it."""
+    """SQLite's. One process at a time writes to it."""
+
+    backend: Literal["sqlite"] = "sqlite"
 
     def __init__(self, path: Path) -> None:
         """
@@ -107,6 +182,15 @@ class DatabaseFile:
                     connection.execute("ROLLBACK")
                 raise
 
+    def index_words(self, db: StoreConnection, generation: int) -> None:
+        """Does nothing: the lexical index is a file that catches up."""
+
+    def encode_vector(self, vector: NDArray[np.float16]) -> bytes:
+        return vector.tobytes()
+
+    def decode_vector(self, value: Any) -> NDArray[np.float32]:
+        return np.frombuffer(value, np.float16).astype(np.float32)
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Reads that all see the same state."""
@@ -119,8 +203,8 @@ class DatabaseFile:
 
 
 def marks(values: Sequence[Any]) -> str:
-    """Question marks for a list of values."""
-    return ",".join("?" * len(values))
+    """Question marks for a list of values; NULL for none: PostgreSQL has no empty list, and nothing is in this one."""
+    return ",".join("?" * len(values)) or "NULL"
 
 
 # By name, in order.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval.document_database import DatabaseFile, marks
+from retrieval.document_database import DatabaseFile, DocumentDatabase, StoreConnection, marks
 from retrieval.folders import Folders
 from retrieval.index.chunks import Chunks
 from retrieval.index.filters import Filters, as_sql
@@ -30,15 +29,15 @@ class BadCursor(ValueError):
 
 
 class DocumentStore:
-    """One SQLite file. Safe in threads; one process at a time writes to it."""
+    """The documents of a SQLite file, which one process at a time writes to, or of PostgreSQL. Safe in threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Path | DocumentDatabase) -> None:
         """
         Raises:
             OSError, sqlite3.Error: the file cannot be used.
             NewerFile: a newer version wrote it.
         """
-        self.database = DatabaseFile(path)
+        self.database: DocumentDatabase = DatabaseFile(place) if isinstance(place, Path) else place
         self.rights = Rights(self.database)
         self.folders = Folders(self.database, self.rights)
         self.chunks = Chunks(self.database)
@@ -72,10 +71,11 @@ class DocumentStore:
                     files.append(old_file)
                 numbers.append(self._put(db, user, collection, new, generation))
             _forget_vectors(db, loose)
+            self.database.index_words(db, generation)
         return numbers, files
 
     def _make_room(
-        self, db: sqlite3.Connection, collection: int, new: New, generation: int, loose: set[bytes]
+        self, db: StoreConnection, collection: int, new: New, generation: int, loose: set[bytes]
     ) -> Path | None:
         """Take the old document's parts out; its number stays. Returns its file if that was ours."""
         old = db.execute(
@@ -88,7 +88,7 @@ class DocumentStore:
             db.execute(f"DELETE FROM {table} WHERE document = ?", (old["id"],))
         return Path(old["file"]) if old["owned"] and old["file"] != str(new.file) else None
 
-    def _put(self, db: sqlite3.Connection, user: str, collection: int, new: New, generation: int) -> int:
+    def _put(self, db: StoreConnection, user: str, collection: int, new: New, generation: int) -> int:
         now = time.time()
         values = {
             "collection": collection,
@@ -118,15 +118,15 @@ class DocumentStore:
             values,
         ).fetchone()
         db.executemany(
-            "INSERT INTO pages (document, start, end, number) VALUES (?, ?, ?, ?)",
+            'INSERT INTO pages (document, start, "end", number) VALUES (?, ?, ?, ?)',
             [(document, page.start, page.end, page.number) for page in new.parsed.pages],
         )
         db.executemany(
-            "INSERT INTO parents (document, number, start, end) VALUES (?, ?, ?, ?)",
+            'INSERT INTO parents (document, number, start, "end") VALUES (?, ?, ?, ?)',
             [(document, number, start, end) for number, (start, end) in enumerate(new.cut.parents)],
         )
         db.executemany(
-            """INSERT INTO chunks (document, collection, number, start, end, parent, context, text, hash, added)
+            """INSERT INTO chunks (document, collection, number, start, "end", parent, context, text, hash, added)
                VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
             [
                 (
@@ -168,17 +168,18 @@ class DocumentStore:
             titled = "SELECT 1 FROM documents WHERE id = ? AND title = source"
             renamed = db.execute(titled, (document,)).fetchone() is not None
             db.execute(
-                "UPDATE documents SET source = ?1, title = iif(?2, ?1, title) WHERE id = ?3",
+                "UPDATE documents SET source = ?1, title = CASE WHEN ?2 THEN ?1 ELSE title END WHERE id = ?3",
                 (source, renamed, document),
             )
             if renamed:
                 generation = _next_generation(db)
-                columns = "document, collection, number, start, end, parent, context, text, hash"
+                columns = 'document, collection, number, start, "end", parent, context, text, hash'
                 db.execute(
                     f"INSERT INTO chunks ({columns}, added) SELECT {columns}, ? FROM chunks WHERE document = ?",
                     (generation, document),
                 )
                 _remove_chunks(db, "document = ? AND added < ?", (document, generation), generation)
+                self.database.index_words(db, generation)
 
     def delete_collection(self, user: str, collection: int, *, attached: bool = False) -> list[Path]:
         """Delete it with all its documents. Returns the files that were ours. `attached`: it may be an attached one.
@@ -208,7 +209,7 @@ class DocumentStore:
         return files
 
     @staticmethod
-    def _delete(db: sqlite3.Connection, documents: str, chunks: str, number: int) -> list[Path]:
+    def _delete(db: StoreConnection, documents: str, chunks: str, number: int) -> list[Path]:
         rows = db.execute(f"SELECT file FROM documents WHERE {documents} AND owned", (number,))
         files = [Path(row["file"]) for row in rows]
         loose = _remove_chunks(db, chunks, (number,), _next_generation(db))
@@ -235,7 +236,8 @@ class DocumentStore:
         which on no link to it is followed. A file of ours stays."""
         file, root = (str(each) if each else None for each in place or (None, None))
         differs = """SELECT collection FROM documents WHERE id = ?1
-                     AND ((?2 IS NOT NULL AND folder IS NOT ?2) OR (?3 IS NOT NULL AND NOT owned AND file IS NOT ?3))"""
+                     AND ((?2 IS NOT NULL AND (folder IS NULL OR folder != ?2))
+                          OR (?3 IS NOT NULL AND NOT owned AND (file IS NULL OR file != ?3)))"""
         if not self.database.rows(differs, (document, folder, file)):
             return
         with self.database.writing() as db:
@@ -256,6 +258,9 @@ class DocumentStore:
                 moved = [(str(folder / Path(old).name), old) for (old,) in rows if Path(old).parent != folder]
                 db.executemany(f"UPDATE {table} SET {column} = ? WHERE owned AND {column} = ?", moved)
 
+    def any(self) -> bool:
+        return bool(self.database.rows("SELECT 1 FROM documents LIMIT 1"))
+
     def files(self) -> set[Path]:
         """The files of ours that documents refer to."""
         return {Path(row["file"]) for row in self.database.rows("SELECT file FROM documents WHERE owned")}
@@ -268,7 +273,7 @@ class DocumentStore:
         Raises:
             BadFilter: it cannot be applied.
         """
-        condition, values = as_sql(filters)
+        condition, values = as_sql(filters, self.database.backend)
         among = list(collections)
         rows = self.database.rows(
             f"SELECT id FROM documents WHERE collection IN ({marks(among)}) AND {condition}", [*among, *values]
@@ -279,9 +284,9 @@ class DocumentStore:
         """Documents in these collections with a string in their text, ignoring the case of ASCII letters."""
         among = list(collections)
         rows = self.database.rows(
-            f"""SELECT id FROM documents WHERE collection IN ({marks(among)}) AND instr(lower(text), lower(?))
+            f"""SELECT id FROM documents WHERE collection IN ({marks(among)}) AND instr(lower(text), ?) > 0
                 ORDER BY updated_at DESC, id DESC LIMIT ?""",
-            [*among, string, most],
+            [*among, _lower(string), most],
         )
         return [row[0] for row in rows]
 
@@ -292,13 +297,13 @@ class DocumentStore:
             for at in range(0, len(chunks), 500):
                 some = [int(chunk) for chunk in chunks[at : at + 500]]
                 rows = db.execute(
-                    f"""SELECT c.id, c.document, c.collection, c.start, c.end, c.parent, c.context, c.text,
+                    f"""SELECT c.id, c.document, c.collection, c.start, c."end", c.parent, c.context, c.text,
                                d.title, d.source, d.metadata,
                                (SELECT number FROM pages p WHERE p.document = c.document AND p.start <= c.start
                                 ORDER BY p.start DESC LIMIT 1) AS page
                         FROM chunks c JOIN documents d ON d.id = c.document JOIN collections o ON o.id = c.collection
                         WHERE c.id IN ({marks(some)}) AND (o.owner = ? OR EXISTS
-                            (SELECT 1 FROM members m WHERE m.collection = o.id AND m.user = ?))""",
+                            (SELECT 1 FROM members m WHERE m.collection = o.id AND m."user" = ?))""",
                     (*some, user, user),
                 )
                 found |= {row["id"]: _passage(row) for row in rows}
@@ -313,7 +318,7 @@ class DocumentStore:
         with self.database.reading() as db:
             self._collection_of(db, user, document)
             row = db.execute(
-                """SELECT p.start, p.end, substr(d.text, p.start + 1, p.end - p.start) FROM parents p
+                """SELECT p.start, p."end", substr(d.text, p.start + 1, p."end" - p.start) FROM parents p
                    JOIN documents d ON d.id = p.document WHERE p.document = ? AND p.number = ?""",
                 (document, number),
             ).fetchone()
@@ -330,7 +335,8 @@ class DocumentStore:
         with self.database.reading() as db:
             self._collection_of(db, user, document)
             length = -1 if end is None else max(0, end - start)
-            sql = "SELECT substr(text, ?1 + 1, iif(?2 < 0, length(text), ?2)) FROM documents WHERE id = ?3"
+            sql = """SELECT substr(text, ?1 + 1, CASE WHEN ?2 < 0 THEN length(text) ELSE ?2 END)
+                     FROM documents WHERE id = ?3"""
             (found,) = db.execute(sql, (start, length, document)).fetchone()
         return str(found)
 
@@ -368,7 +374,7 @@ class DocumentStore:
         among = sorted(self.rights.readable(user, "all" if collection is None else (collection,)))
         where, values = f"d.collection IN ({marks(among)})", list[int | float](among)
         if folder is not None:
-            if not self.database.rows("SELECT 1 FROM folders WHERE id = ? AND user = ?", (folder, user)):
+            if not self.database.rows('SELECT 1 FROM folders WHERE id = ? AND "user" = ?', (folder, user)):
                 raise NotFound(f"There is no folder {folder} of yours.")
             where, values = f"{where} AND d.folder = ?", [*values, folder]
         if before is not None:
@@ -389,7 +395,7 @@ class DocumentStore:
         """
         with self.database.reading() as db:
             self._collection_of(db, user, document)
-            rows = db.execute("SELECT number, start, end FROM pages WHERE document = ? ORDER BY start", (document,))
+            rows = db.execute('SELECT number, start, "end" FROM pages WHERE document = ? ORDER BY start', (document,))
             return tuple(ParsedPage(*row) for row in rows)
 
     def file(self, user: str, document: int) -> tuple[Path, Path | None]:
@@ -406,7 +412,7 @@ class DocumentStore:
         path = Path(row["file"])
         return path, None if row["owned"] else Path(row["root"] or path.parent)
 
-    def _collection_of(self, db: sqlite3.Connection, user: str, document: int) -> int:
+    def _collection_of(self, db: StoreConnection, user: str, document: int) -> int:
         """The collection of a document that the user may read."""
         row = db.execute("SELECT collection FROM documents WHERE id = ?", (document,)).fetchone()
         try:
@@ -418,19 +424,24 @@ class DocumentStore:
         raise NotFound(f"There is no document {document}.")
 
 
-def _folder(db: sqlite3.Connection, collection: int, folder: int | None) -> int | None:
+def _folder(db: StoreConnection, collection: int, folder: int | None) -> int | None:
     """The folder's number while it is there: it may have been forgotten since the job began."""
     row = db.execute("SELECT id FROM folders WHERE id = ? AND collection = ?", (folder, collection)).fetchone()
     return None if row is None else int(row["id"])
 
 
-def _next_generation(db: sqlite3.Connection) -> int:
+def _lower(text: str) -> str:
+    """A text with ASCII letters in lower case, as both databases' `lower` makes them in the locale C."""
+    return "".join(letter.lower() if letter.isascii() else letter for letter in text)
+
+
+def _next_generation(db: StoreConnection) -> int:
     db.execute("UPDATE state SET value = value + 1 WHERE key = 'generation'")
     (number,) = db.execute("SELECT value FROM state WHERE key = 'generation'").fetchone()
     return int(number)
 
 
-def _remove_chunks(db: sqlite3.Connection, where: str, values: tuple[Any, ...], generation: int) -> set[bytes]:
+def _remove_chunks(db: StoreConnection, where: str, values: tuple[Any, ...], generation: int) -> set[bytes]:
     """Take chunks out and note for the indexes that they went. Returns the hashes of their texts."""
     hashes = {row[0] for row in db.execute(f"SELECT hash FROM chunks WHERE {where}", values)}
     db.execute(f"INSERT INTO gone SELECT id, {int(generation)} FROM chunks WHERE {where}", values)
@@ -438,7 +449,7 @@ def _remove_chunks(db: sqlite3.Connection, where: str, values: tuple[Any, ...], 
     return hashes
 
 
-def _forget_vectors(db: sqlite3.Connection, hashes: Iterable[bytes]) -> None:
+def _forget_vectors(db: StoreConnection, hashes: Iterable[bytes]) -> None:
     """Delete the vectors of texts that no chunk has any more: a vector reveals much of its text."""
     db.executemany(
         "DELETE FROM vectors WHERE hash = ?1 AND NOT EXISTS (SELECT 1 FROM chunks WHERE hash = ?1)",
@@ -453,15 +464,15 @@ _DOCUMENTS = """SELECT d.id, d.collection, d.source, d.title, d.media_type, d.ve
     FROM documents d"""
 
 
-def _document(row: sqlite3.Row) -> Document:
+def _document(row: Any) -> Document:
     faults = tuple(ParseFault(message, page) for message, page in json.loads(row["faults"]))
     return Document(**_parsed(row) | {"faults": faults})
 
 
-def _passage(row: sqlite3.Row) -> Passage:
+def _passage(row: Any) -> Passage:
     return Passage(**_parsed(row))
 
 
-def _parsed(row: sqlite3.Row) -> dict[str, Any]:
+def _parsed(row: Any) -> dict[str, Any]:
     values: Mapping[str, Any] = dict(row)
     return {**values, "metadata": json.loads(values["metadata"])}

@@ -7,12 +7,11 @@ kept apart: the second is called `notes (2)`. A path is a label here: nothing is
 from __future__ import annotations
 
 import itertools
-import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from retrieval.document_database import DatabaseFile
+from retrieval.document_database import DocumentDatabase, StoreConnection
 from retrieval.records import NotFound
 from retrieval.rights import Rights
 
@@ -31,7 +30,7 @@ class Folder:
 class Folders:
     """The folders of a database. A user sees only their own: a path tells of its user's machine."""
 
-    def __init__(self, database: DatabaseFile, rights: Rights) -> None:
+    def __init__(self, database: DocumentDatabase, rights: Rights) -> None:
         self._database, self._rights = database, rights
 
     def enter(self, user: str, collection: int, path: str) -> Folder:
@@ -44,13 +43,13 @@ class Folders:
         """
         with self._database.writing() as db:
             self._rights.need(db, user, collection, "add documents to")
-            known = "SELECT id FROM folders WHERE collection = ? AND user = ? AND path = ?"
+            known = 'SELECT id FROM folders WHERE collection = ? AND "user" = ? AND path = ?'
             row = db.execute(known, (collection, user, path)).fetchone()
             number = self._make(db, user, collection, path) if row is None else int(row["id"])
         return self.get(user, collection, number)
 
     @staticmethod
-    def _make(db: sqlite3.Connection, user: str, collection: int, path: str) -> int:
+    def _make(db: StoreConnection, user: str, collection: int, path: str) -> int:
         base = PurePath(path).name
         base = "root" if base in ("", "..") else base
         below = path.rstrip("/") + "/"
@@ -62,7 +61,7 @@ class Folders:
             if not taken and not db.execute(strange, (collection, f"{name}/", below)).fetchone():
                 break
         (number,) = db.execute(
-            "INSERT INTO folders (collection, user, path, name, created_at) VALUES (?, ?, ?, ?, ?) RETURNING id",
+            'INSERT INTO folders (collection, "user", path, name, created_at) VALUES (?, ?, ?, ?, ?) RETURNING id',
             (collection, user, path, name, time.time()),
         ).fetchone()
         db.execute(
@@ -80,7 +79,7 @@ class Folders:
         """
         self._rights.readable(user, (collection,))
         rows = self._database.rows(
-            f"{_FOLDERS} WHERE f.collection = ? AND f.user = ? ORDER BY name", (collection, user)
+            f'{_FOLDERS} WHERE f.collection = ? AND f."user" = ? ORDER BY name', (collection, user)
         )
         return [Folder(**row) for row in map(dict, rows)]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -21,10 +22,11 @@ from concurrent.futures import CancelledError
 
 from pebble import ProcessFuture
 
+from retrieval.document_database import StoreError
 from retrieval.document_store import DocumentStore
 from retrieval.index.publish import GROUP_CHUNKS, Prepared, Publisher
-from retrieval.index.views import Views
-from retrieval.jobs import File, Given, Job, JobStore
+from retrieval.index.search_index import SearchIndex
+from retrieval.jobs import File, Given, Job, JobStore, LeaseLost
 from retrieval.parsing import safe_open
 from retrieval.parsing.parsed import Parsed, Unreadable
 from retrieval.parsing.parser import Parser
@@ -36,6 +38,7 @@ FORMAT = 1  # of parsing and cutting: when it goes up, files are read anew thoug
 GROUP_S = 0.5  # a document waits no longer than that for others
 AHEAD = 2  # files that are parsed before they are needed
 TURN_S = 2.0  # of one user, after which no further file is begun while others wait
+POLL_S = 0.5  # between two looks at a job that may be another server's
 SAVED_AT = 0.05  # of the dense index that changed: then it is written to disk
 
 
@@ -52,14 +55,16 @@ class Ingest:
     def __init__(
         self,
         store: DocumentStore,
-        views: Views,
+        views: SearchIndex,
         publisher: Publisher,
         parser: Parser | None = None,
         quota_bytes: int | None = None,
+        jobs: JobStore | None = None,
     ) -> None:
+        """`jobs`: those of the store, where several processes share them."""
         self._store, self._views, self._publisher = store, views, publisher
         self._parser = parser or Parser()
-        self.jobs = JobStore(store.database, store.rights, quota_bytes)
+        self.jobs = jobs or JobStore(store.database, store.rights, quota_bytes)
         self._condition = threading.Condition()
         self._waiting: dict[str, deque[str]] = {}  # jobs by user; the first user is next
         self._current: str | None = None  # the job at hand
@@ -69,12 +74,14 @@ class Ingest:
         self._ahead: deque[tuple[File, str, ProcessFuture[Parsed]]] = deque()  # files being read
         self._at_hand: ProcessFuture[Parsed] | None = None  # the future being waited for
         self._thread = threading.Thread(target=self._work, name="ingest", daemon=True)
+        self._renewing = threading.Thread(target=self._renew, name="leases", daemon=True)
 
     def start(self) -> None:
         """Begin with the jobs an earlier process left undone."""
-        for job in self.jobs.resume():
-            self._waiting.setdefault(self.jobs.get(job).user, deque()).append(job)
+        self._take_up(self.jobs.resume())
         self._thread.start()
+        if self.jobs.lease_s is not None:
+            self._renewing.start()
 
     def stop(self) -> None:
         """End after the batch at hand; the rest goes on at the next start."""
@@ -82,8 +89,13 @@ class Ingest:
             self._stopping = True
             self._let_go()
             self._condition.notify_all()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in (self._thread, self._renewing):
+            if thread.is_alive():
+                thread.join()
+        try:
+            self.jobs.release()
+        except StoreError as error:  # the leases end by themselves
+            log.warning("The ingest jobs could not be released: %s", error)
         self._parser.close()
 
     def submit(
@@ -117,9 +129,16 @@ class Ingest:
                 self._waiting[user].remove(job)
                 if not self._waiting[user]:
                     del self._waiting[user]
-                self._finish(job)
-            else:
+                try:
+                    self._finish(job)
+                except LeaseLost:
+                    self._cancelled.discard(job)
+                    self.jobs.ask_to_cancel(job)
+            elif job == self._current or self.jobs.lease_s is None:
                 self._let_go()
+            else:
+                self._cancelled.discard(job)
+                self.jobs.ask_to_cancel(job)
             self._condition.notify_all()
 
     def _let_go(self) -> None:
@@ -133,11 +152,44 @@ class Ingest:
 
     def wait(self, job: str, timeout_s: float | None = None) -> Job:
         """The job once it is over, or as it is after `timeout_s`."""
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._condition:
-            self._condition.wait_for(
-                lambda: self._stopping or job in self._stalled or self.jobs.get(job).status != "running", timeout_s
-            )
+            while not (self._stopping or job in self._stalled or self.jobs.get(job).status != "running"):
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                # Nobody tells of the end of a job that is another server's.
+                self._condition.wait(min(left, POLL_S) if self.jobs.lease_s else None if left == math.inf else left)
         return self.jobs.get(job)
+
+    def _take_up(self, jobs: Sequence[str]) -> None:
+        for job in jobs:
+            self._stalled.pop(job, None)
+            self._waiting.setdefault(self.jobs.get(job).user, deque()).append(job)
+
+    # In the thread that renews leases
+
+    def _renew(self) -> None:
+        assert self.jobs.lease_s is not None
+        while True:
+            with self._condition:
+                if self._condition.wait_for(lambda: self._stopping, self.jobs.lease_s / 3):
+                    return
+                mine = {job for jobs in self._waiting.values() for job in jobs} | {self._current or ""} - {""}
+            try:
+                renewed = self.jobs.renew(mine)
+                with self._condition:
+                    self._take_up(renewed.taken)
+                    for user in list(self._waiting):
+                        left = [job for job in self._waiting[user] if job not in mine or job in renewed.held]
+                        self._waiting[user] = deque(left)
+                        if not left:
+                            del self._waiting[user]
+                    self._condition.notify_all()
+                for job in renewed.cancelled:
+                    self.cancel(self.jobs.get(job).user, job)
+            except (StoreError, NotFound) as error:
+                log.warning("The leases of ingest jobs could not be renewed: %s", error)
 
     # In the thread
 
@@ -151,7 +203,9 @@ class Ingest:
             over = True
             try:
                 over = self._carry_out(self.jobs.get(job))
-            except (sqlite3.Error, OSError) as error:
+            except LeaseLost as error:
+                log.warning("%s", error)
+            except (sqlite3.Error, OSError, StoreError) as error:
                 log.error("The ingest job %s cannot go on: %s", job, error)
                 self._stalled[job] = said(error)
             except Exception as error:  # a defect of ours: the job waits for the next start, the thread goes on
@@ -199,6 +253,7 @@ class Ingest:
         return True
 
     def _finish(self, job: str) -> None:
+        self.jobs.hold(job)
         # First the copies: a job that is over has left none that nothing needs. A process that ended between storing a
         # document and noting it left one that is found unchanged by its own copy.
         needed = self._store.files()

@@ -3,21 +3,21 @@
     queued → reading → embedding → done | unchanged | failed | cancelled      (a file)
     running → done | cancelled                                                (a job)
 
-A file that was on its way when the process died starts anew; its embedded chunks are kept, so it goes fast.
+A file that was on its way when the process died starts anew; its embedded chunks are kept, so it goes fast. One process
+has the jobs of a file; those of PostgreSQL are shared by leases (`retrieval/postgres/leased_jobs.py`).
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from retrieval.document_database import DatabaseFile
+from retrieval.document_database import DocumentDatabase, StoreConnection
 from retrieval.folders import Folders
 from retrieval.parsing.parsed import ParseFault
 from retrieval.records import Metadata, NotFound
@@ -108,10 +108,26 @@ class OverQuota(Exception):
     """The files would take more than the owner of their collection may keep; the message has the numbers."""
 
 
+class LeaseLost(Exception):
+    """Another server has taken the job, and works it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Jobs after their leases were renewed: those still `held`, those of them that are to be `cancelled`, and those of
+    other servers that were `taken` up."""
+
+    held: Collection[str]
+    cancelled: Collection[str]
+    taken: Sequence[str]
+
+
 class JobStore:
     """The jobs of a database. `quota_bytes` limits the files of one owner's collections together."""
 
-    def __init__(self, database: DatabaseFile, rights: Rights, quota_bytes: int | None = None) -> None:
+    lease_s: float | None = None  # for which a job is this process's own; None: as long as it runs
+
+    def __init__(self, database: DocumentDatabase, rights: Rights, quota_bytes: int | None = None) -> None:
         self._database = database
         self._rights = rights
         self._folders = Folders(database, rights)
@@ -137,10 +153,11 @@ class JobStore:
                 check_source(db, user, collection, source)
             self._check_quota(db, collection, given)
             db.execute(
-                """INSERT INTO jobs (id, collection, user, status, created_at, replace)
+                """INSERT INTO jobs (id, collection, "user", status, created_at, replace)
                    VALUES (?, ?, ?, 'running', ?, ?)""",
                 (number, collection, user, time.time(), replace),
             )
+            self._created(db, number)
             last = {one.source: at for at, one in enumerate(given)}
             db.executemany(
                 """INSERT INTO job_files
@@ -157,7 +174,13 @@ class JobStore:
             )
         return self.get(number)
 
-    def _check_quota(self, db: sqlite3.Connection, collection: int, given: Sequence[Given]) -> None:
+    def _holds(self, db: StoreConnection, job: str) -> bool:
+        return True
+
+    def _created(self, db: StoreConnection, job: str) -> None:
+        """Makes a new job this process's own."""
+
+    def _check_quota(self, db: StoreConnection, collection: int, given: Sequence[Given]) -> None:
         """
         Raises:
             OverQuota: see there. A file that takes the place of another counts in its stead.
@@ -170,12 +193,10 @@ class JobStore:
         coming = f"""SELECT coalesce(sum(f.bytes), 0) FROM job_files f JOIN jobs j ON j.id = f.job
                      JOIN collections c ON c.id = j.collection
                      WHERE c.owner = ?1 AND j.status = 'running' AND f.status NOT IN {OVER}"""
-        used = sum(db.execute(statement, (owner,)).fetchone()[0] for statement in (kept, coming))
+        used = sum(int(db.execute(statement, (owner,)).fetchone()[0]) for statement in (kept, coming))
         for source in {one.source for one in given}:
-            used -= db.execute(
-                "SELECT coalesce(sum(bytes), 0) FROM documents WHERE collection = ? AND source = ?",
-                (collection, source),
-            ).fetchone()[0]
+            replaced = "SELECT coalesce(sum(bytes), 0) FROM documents WHERE collection = ? AND source = ?"
+            used -= int(db.execute(replaced, (collection, source)).fetchone()[0])
         size = sum(_size(one.path) for one in given)
         if used + size > self._quota_bytes:
             raise OverQuota(
@@ -191,15 +212,17 @@ class JobStore:
             NotFound: there is no such job.
         """
         with self._database.reading() as db:
-            row = db.execute("SELECT * FROM jobs WHERE id = ? AND user = ifnull(?, user)", (job, user)).fetchone()
+            row = db.execute(
+                f'SELECT {_JOB} FROM jobs WHERE id = ? AND "user" = coalesce(?, "user")', (job, user)
+            ).fetchone()
             if row is None:
                 raise NotFound(f"There is no job {job!r:.60}.")
-            files = db.execute("SELECT * FROM job_files WHERE job = ? ORDER BY number", (job,)).fetchall()
+            files = db.execute(f"SELECT {_FILE} FROM job_files WHERE job = ? ORDER BY number", (job,)).fetchall()
         return Job(**{**dict(row), "replace": bool(row["replace"])}, files=tuple(_file(each) for each in files))
 
     def of(self, user: str, running: bool = False, *, listed: bool = False) -> list[str]:
         """The jobs of a user by number, the newest first. `listed`: not those of attached collections."""
-        where = "user = ?" + (" AND status = 'running'" if running else "")
+        where = '"user" = ?' + (" AND status = 'running'" if running else "")
         if listed:
             where += " AND collection NOT IN (SELECT id FROM collections WHERE attached)"
         rows = self._database.rows(f"SELECT id FROM jobs WHERE {where} ORDER BY created_at DESC, rowid DESC", (user,))
@@ -219,16 +242,39 @@ class JobStore:
     def forget_user(self, user: str) -> None:
         """Deletes the rows of a user's jobs, which have ended."""
         with self._database.writing() as db:
-            db.execute("DELETE FROM jobs WHERE user = ? AND status != 'running'", (user,))
+            db.execute("DELETE FROM jobs WHERE \"user\" = ? AND status != 'running'", (user,))
 
     def resume(self) -> list[str]:
         """Jobs that were running when the process ended, the oldest first; their half-done files are queued again."""
         with self._database.writing() as db:
-            db.execute(
-                """UPDATE job_files SET status = 'queued', embedded = 0 WHERE status IN ('reading', 'embedding')
-                   AND job IN (SELECT id FROM jobs WHERE status = 'running')"""
-            )
-            return [row[0] for row in db.execute("SELECT id FROM jobs WHERE status = 'running' ORDER BY created_at")]
+            running = db.execute("SELECT id FROM jobs WHERE status = 'running' ORDER BY created_at").fetchall()
+            for (job,) in running:
+                self._queue_again(db, job)
+        return [job for (job,) in running]
+
+    @staticmethod
+    def _queue_again(db: StoreConnection, job: str) -> None:
+        db.execute(
+            """UPDATE job_files SET status = 'queued', embedded = 0
+               WHERE status IN ('reading', 'embedding') AND job = ?""",
+            (job,),
+        )
+
+    def renew(self, jobs: Collection[str]) -> Renewed:
+        """Holds these jobs for another `lease_s`, and takes up some of servers that are gone."""
+        return Renewed(jobs, (), ())
+
+    def release(self) -> None:
+        """Leaves the jobs that run to whoever starts next."""
+
+    def ask_to_cancel(self, job: str) -> None:
+        """Has the server that a job belongs to cancel it."""
+
+    def hold(self, job: str) -> None:
+        """
+        Raises:
+            LeaseLost: another server has taken it.
+        """
 
     def any_running(self) -> bool:
         return bool(self._database.rows("SELECT 1 FROM jobs WHERE status = 'running' LIMIT 1"))
@@ -241,16 +287,24 @@ class JobStore:
         return {Path(row[0]) for row in rows}
 
     def update(self, job: str, changes: Mapping[int, Mapping[str, object]]) -> None:
-        """Set columns of files, by the files' numbers."""
+        """Set columns of files, by the files' numbers.
+
+        Raises:
+            LeaseLost: another server has taken the job.
+        """
         with self._database.writing() as db:
-            for number, values in changes.items():
-                columns = ", ".join(f"{key} = ?" for key in values)
-                db.execute(
-                    f"UPDATE job_files SET {columns} WHERE job = ? AND number = ?", (*values.values(), job, number)
-                )
+            self._update(db, job, changes)
+
+    def _update(self, db: StoreConnection, job: str, changes: Mapping[int, Mapping[str, object]]) -> None:
+        for number, values in changes.items():
+            columns = ", ".join(f"{key} = ?" for key in values)
+            db.execute(f"UPDATE job_files SET {columns} WHERE job = ? AND number = ?", (*values.values(), job, number))
 
     def end(self, job: str, status: JobStatus) -> None:
+        """Ends a job that runs and is this process's own."""
         with self._database.writing() as db:
+            if not self._holds(db, job):
+                return
             db.execute(
                 "UPDATE jobs SET status = ?, ended_at = ? WHERE id = ? AND status = 'running'",
                 (status, time.time(), job),
@@ -259,8 +313,13 @@ class JobStore:
                 db.execute(f"UPDATE job_files SET status = 'cancelled' WHERE job = ? AND status NOT IN {OVER}", (job,))
 
 
-def _file(row: sqlite3.Row) -> File:
-    values = {key: row[key] for key in row.keys() if key != "job"}  # noqa: SIM118  # a Row iterates over its values
+_JOB = 'id, collection, "user", status, created_at, ended_at, replace'
+_FILE = """number, source, path, owned, root, folder, metadata, bytes, status, document, pages, chunks, embedded, error,
+    faults, change"""
+
+
+def _file(row: Any) -> File:
+    values = dict(row)
     values["path"] = Path(values["path"])
     values["owned"] = bool(values["owned"])
     values["root"] = Path(values["root"]) if values["root"] else None

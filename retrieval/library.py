@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from pebble import ProcessFuture
 
@@ -26,18 +27,23 @@ from retrieval.embedding import Embedder, SentenceEmbedder
 from retrieval.evidence import Rarity
 from retrieval.index.hybrid import Query, Scorer, Searcher
 from retrieval.index.publish import Publisher, Text
+from retrieval.index.search_index import SearchIndex
 from retrieval.index.views import Views
 from retrieval.ingest import Ingest
-from retrieval.jobs import Given
+from retrieval.jobs import Given, JobStore
 from retrieval.parsing.parsed import Box
 from retrieval.parsing.parser import Parser
 from retrieval.parsing.sniff import PDF
 from retrieval.records import Among, AttachedFile, Collection, Found, NotFound
 from retrieval.sentence_ranking import SentenceRanker
 
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
 T = TypeVar("T")
 
 DEFAULT_COLLECTION = "Documents"
+CLEARED_UP_S = 10.0  # for a server that starts to delete the leftovers of those before it
 DETACHED_S = 10.0  # for a cancelled job to end
 VIEWED_S = 12.0  # limit for rendering a page or finding the boxes of a span
 
@@ -51,20 +57,22 @@ class InUse(Exception):
 
 
 class Library:
-    """Everything of one folder, which one process at a time may have open. Safe in threads."""
+    """Everything of one folder, which one process at a time may have open where its documents are SQLite's. Safe in
+    threads."""
 
     def __init__(
         self,
         folder: Path,
         store: DocumentStore,
-        views: Views,
+        views: SearchIndex,
         embedder: Embedder,
         parts: ExitStack,
         quota_bytes: int | None = None,
+        jobs: JobStore | None = None,
     ) -> None:
         self.folder, self.store, self.rights, self.views, self.embedder = folder, store, store.rights, views, embedder
         self.publisher = Publisher(store, views, embedder)
-        self.ingest = Ingest(store, views, self.publisher, quota_bytes=quota_bytes)
+        self.ingest = Ingest(store, views, self.publisher, quota_bytes=quota_bytes, jobs=jobs)
         self._searcher = Searcher(store, views, embedder)
         self.ranker = SentenceRanker(embedder)
         # Beside the one that ingests, which may be busy for long; two, so that one file cannot keep all others waiting.
@@ -72,23 +80,40 @@ class Library:
         self._parts = parts  # to be closed, the last opened first
 
     @classmethod
-    def open(cls, folder: Path, embedder: Embedder | None = None, quota_bytes: int | None = None) -> Library:
+    def open(
+        cls,
+        folder: Path,
+        embedder: Embedder | None = None,
+        quota_bytes: int | None = None,
+        engine: Engine | None = None,
+    ) -> Library:
         """
+        Args:
+            engine: of a PostgreSQL database that has documents, indexes and jobs in the folder's place. Files stay in
+                the folder, which several servers of the database share, at the same path.
+
         Raises:
-            InUse: another process has it open.
+            InUse: another process has it open, and not as this one.
             OSError, sqlite3.Error, NewerFile: the folder cannot be used.
+            StoreError, NewerFile: the PostgreSQL database cannot be used.
+            ValueError: the embedder's vectors are too long for its index.
         """
         make_folder(folder / "files")
         folder.chmod(0o700)
         embedder = embedder or SentenceEmbedder()
         with ExitStack() as parts:
-            lock = parts.enter_context(_locked(folder))
+            opened, alone = lock_folder(folder) if engine is None else _locked_with_others(folder)
+            lock = parts.enter_context(opened)
             parts.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # closing is not enough: a starting child may have a copy
-            store = parts.enter_context(closing(DocumentStore(folder / "documents.db")))
-            views = parts.enter_context(closing(Views(store.chunks, embedder, folder / "index")))
-            store.relocate(folder / "files")  # before `_sweep`, which deletes unreferenced files
-            made = cls(folder, store, views, embedder, parts, quota_bytes)
-            made._sweep()
+            store, views, jobs = _stores(folder, embedder, quota_bytes, engine)
+            parts.callback(store.close)
+            parts.callback(views.close)
+            made = cls(folder, store, views, embedder, parts, quota_bytes, jobs)
+            if alone:
+                store.relocate(folder / "files")  # before `_sweep`, which deletes unreferenced files
+                made._sweep()
+            if engine is not None:
+                fcntl.flock(lock, fcntl.LOCK_SH)
             parts.callback(made._viewer.close)
             parts.callback(made.ingest.stop)
             made.ingest.start()
@@ -167,7 +192,7 @@ class Library:
         Raises:
             NotFound: there is no such collection.
         """
-        return self.views.lexical.rarity(self.rights.readable(user, among, files))
+        return self.views.rarity(self.rights.readable(user, among, files))
 
     def boxes(self, user: str, document: int, start: int, end: int) -> ProcessFuture[list[Box]]:
         """Returns where characters `start` to `end` of a PDF's text stand on its pages; `viewed` takes it.
@@ -288,7 +313,57 @@ class Library:
         self.close()
 
 
-def _locked(folder: Path) -> IO[str]:
+def _stores(
+    folder: Path, embedder: Embedder, quota_bytes: int | None, engine: Engine | None
+) -> tuple[DocumentStore, SearchIndex, JobStore | None]:
+    """The store with its indexes; and its jobs where several servers share them."""
+    with ExitStack() as parts:
+        if engine is None:
+            store = parts.enter_context(closing(DocumentStore(folder / "documents.db")))
+            made: tuple[DocumentStore, SearchIndex, JobStore | None] = (
+                store, Views(store.chunks, embedder, folder / "index"), None
+            )  # fmt: skip
+        else:
+            from retrieval.postgres.leased_jobs import LeasedJobs
+            from retrieval.postgres.postgres_database import PostgresDatabase
+            from retrieval.postgres.postgres_index import PostgresIndex
+
+            database = PostgresDatabase(engine)
+            store = parts.enter_context(closing(DocumentStore(database)))
+            index = PostgresIndex(database, store.chunks, embedder)
+            made = store, index, LeasedJobs(database, store.rights, quota_bytes)
+        parts.pop_all()
+    return made
+
+
+def _locked_with_others(folder: Path) -> tuple[IO[str], bool]:
+    """Locks the folder with other servers of a database; True where there is none yet, and as long as none may come.
+
+    Raises:
+        InUse: a server has it for itself, for longer than it takes to clear up.
+    """
+    try:
+        return lock_folder(folder)
+    except InUse as error:
+        lock = (folder / "lock").open("a+")
+        until = time.monotonic() + CLEARED_UP_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return lock, False
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    lock.close()
+                    raise error from None
+                time.sleep(0.05)
+
+
+def lock_folder(folder: Path) -> tuple[IO[str], bool]:
+    """Locks the folder for this process alone.
+
+    Raises:
+        InUse: another one has it.
+    """
     lock = (folder / "lock").open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -300,7 +375,7 @@ def _locked(folder: Path) -> IO[str]:
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
-    return lock
+    return lock, True
 
 
 def _unlink(files: Iterable[Path]) -> None:

@@ -8,12 +8,11 @@ its number is passed as that of a file.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from retrieval.document_database import DatabaseFile, marks
+from retrieval.document_database import DocumentDatabase, StoreConnection, marks
 from retrieval.records import (
     Collection,
     CollectionNameTaken,
@@ -37,7 +36,7 @@ Deed = Literal["share", "delete", "rename", "add documents to", "delete document
 class Rights:
     """The collections of a database."""
 
-    def __init__(self, database: DatabaseFile) -> None:
+    def __init__(self, database: DocumentDatabase) -> None:
         self._database = database
 
     def create(self, user: str, name: str) -> Collection:
@@ -49,7 +48,7 @@ class Rights:
         name = _checked(name)
         with self._database.writing() as db:
             db.execute(
-                "INSERT OR IGNORE INTO collections (name, owner, created_at) VALUES (?, ?, ?)",
+                "INSERT INTO collections (name, owner, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                 (name, user, time.time()),
             )
         return next(each for each in self.collections(user) if each.role == "owner" and each.name == name)
@@ -57,7 +56,7 @@ class Rights:
     def attach(self, user: str, name: str) -> int:
         """Makes an attached collection; returns its number. `name` is unique among the user's."""
         with self._database.writing() as db:
-            insert = "INSERT INTO collections (name, owner, created_at, attached) VALUES (?, ?, ?, 1) RETURNING id"
+            insert = "INSERT INTO collections (name, owner, created_at, attached) VALUES (?, ?, ?, TRUE) RETURNING id"
             (number,) = db.execute(insert, (_attached(name), user, time.time())).fetchone()
         return int(number)
 
@@ -93,10 +92,10 @@ class Rights:
     def collections(self, user: str) -> list[Collection]:
         """All that the user may read, with the user's role; the user's own first."""
         rows = self._database.rows(
-            """SELECT c.id, c.name, c.owner, iif(c.owner = :user, 'owner', m.role) AS role,
+            """SELECT c.id, c.name, c.owner, CASE WHEN c.owner = :user THEN 'owner' ELSE m.role END AS role,
                       (SELECT count(*) FROM documents d WHERE d.collection = c.id) AS documents
-               FROM collections c LEFT JOIN members m ON m.collection = c.id AND m.user = :user
-               WHERE NOT c.attached AND (c.owner = :user OR m.user IS NOT NULL)
+               FROM collections c LEFT JOIN members m ON m.collection = c.id AND m."user" = :user
+               WHERE NOT c.attached AND (c.owner = :user OR m."user" IS NOT NULL)
                ORDER BY c.owner != :user, c.name, c.id""",
             {"user": user},
         )
@@ -121,9 +120,9 @@ class Rights:
         with self._database.reading() as db:
             owns = self.role(db, user, collection) == "owner"
             rows = db.execute(
-                """SELECT user, role, 'member' AS status FROM members WHERE collection = :collection
-                   UNION ALL SELECT user, role, 'invited' FROM invitations WHERE collection = :collection AND :owns
-                   ORDER BY user""",
+                """SELECT "user", role, 'member' AS status FROM members WHERE collection = :collection
+                   UNION ALL SELECT "user", role, 'invited' FROM invitations WHERE collection = :collection AND :owns
+                   ORDER BY 1""",
                 {"collection": collection, "owns": owns},
             )
             return [Member(**row) for row in map(dict, rows)]
@@ -145,18 +144,18 @@ class Rights:
             if user == owner:
                 raise ValueError(f"{user!r} owns this collection; accepted: somebody else.")
             changed = db.execute(
-                "UPDATE members SET role = ? WHERE collection = ? AND user = ?", (role, collection, user)
+                'UPDATE members SET role = ? WHERE collection = ? AND "user" = ?', (role, collection, user)
             ).rowcount
             if changed:
                 return Member(user, role, "member")
-            count = "SELECT count(*) FROM invitations WHERE collection = ? AND user != ?"
+            count = 'SELECT count(*) FROM invitations WHERE collection = ? AND "user" != ?'
             if db.execute(count, (collection, user)).fetchone()[0] >= MAX_INVITATIONS:
                 raise TooManyInvited(
                     f"The collection has {MAX_INVITATIONS} open invitations, which is the limit; withdraw some first."
                 )
             db.execute(
-                """INSERT INTO invitations (collection, user, role, created_at) VALUES (?, ?, ?, ?)
-                   ON CONFLICT (collection, user) DO UPDATE SET role = excluded.role""",
+                """INSERT INTO invitations (collection, "user", role, created_at) VALUES (?, ?, ?, ?)
+                   ON CONFLICT (collection, "user") DO UPDATE SET role = excluded.role""",
                 (collection, user, role, time.time()),
             )
         return Member(user, role, "invited")
@@ -174,7 +173,7 @@ class Rights:
                 self.need(db, asker, collection, "share")
             removed = 0
             for table in ("members", "invitations"):
-                delete = f"DELETE FROM {table} WHERE collection = ? AND user = ?"
+                delete = f'DELETE FROM {table} WHERE collection = ? AND "user" = ?'
                 removed += db.execute(delete, (collection, user)).rowcount
         return removed > 0
 
@@ -182,14 +181,14 @@ class Rights:
         """Takes every role and invitation from a user who is deleted. Documents in others' collections stay there."""
         with self._database.writing() as db:
             for table in ("members", "invitations"):
-                db.execute(f"DELETE FROM {table} WHERE user = ?", (user,))
+                db.execute(f'DELETE FROM {table} WHERE "user" = ?', (user,))
             db.execute("UPDATE documents SET added_by = NULL WHERE added_by = ?", (user,))
 
     def invitations(self, user: str) -> list[Invitation]:
         """Open invitations of the user, the newest first."""
         rows = self._database.rows(
             """SELECT i.collection, c.name, c.owner, i.role, i.created_at FROM invitations i
-               JOIN collections c ON c.id = i.collection WHERE i.user = ? AND NOT i.declined
+               JOIN collections c ON c.id = i.collection WHERE i."user" = ? AND NOT i.declined
                ORDER BY i.created_at DESC, i.collection DESC""",
             (user,),
         )
@@ -203,8 +202,8 @@ class Rights:
         """
         with self._database.writing() as db:
             role = self._invited(db, user, collection)
-            db.execute("DELETE FROM invitations WHERE collection = ? AND user = ?", (collection, user))
-            db.execute("INSERT INTO members (collection, user, role) VALUES (?, ?, ?)", (collection, user, role))
+            db.execute('DELETE FROM invitations WHERE collection = ? AND "user" = ?', (collection, user))
+            db.execute('INSERT INTO members (collection, "user", role) VALUES (?, ?, ?)', (collection, user, role))
 
     def decline(self, user: str, collection: int) -> None:
         """Close an invitation. The owner is not notified: that would reveal that the user exists.
@@ -214,7 +213,7 @@ class Rights:
         """
         with self._database.writing() as db:
             self._invited(db, user, collection)
-            db.execute("UPDATE invitations SET declined = 1 WHERE collection = ? AND user = ?", (collection, user))
+            db.execute('UPDATE invitations SET declined = TRUE WHERE collection = ? AND "user" = ?', (collection, user))
 
     def readable(
         self, user: str, among: Iterable[int] | Literal["own", "all"] = "all", files: frozenset[int] = frozenset()
@@ -232,7 +231,7 @@ class Rights:
             return self.readable(user, among) | there
         sql = "SELECT id FROM collections WHERE owner = :user AND NOT attached"
         if among != "own":
-            sql += " UNION SELECT collection FROM members WHERE user = :user"
+            sql += ' UNION SELECT collection FROM members WHERE "user" = :user'
         found = frozenset(row[0] for row in self._database.rows(sql, {"user": user}))
         if among == "own" or among == "all":
             return found
@@ -243,15 +242,16 @@ class Rights:
 
     # Within a transaction
 
-    def role(self, db: sqlite3.Connection, user: str, collection: int, *, attached: bool = False) -> Role:
+    def role(self, db: StoreConnection, user: str, collection: int, *, attached: bool = False) -> Role:
         """`attached`: it may be one that is attached.
 
         Raises:
             NotFound: there is none, or the user may not read it.
         """
         row = db.execute(
-            """SELECT iif(c.owner = ?1, 'owner', m.role) AS role FROM collections c
-               LEFT JOIN members m ON m.collection = c.id AND m.user = ?1 WHERE c.id = ?2 AND (?3 OR NOT c.attached)""",
+            """SELECT CASE WHEN c.owner = ?1 THEN 'owner' ELSE m.role END AS role FROM collections c
+               LEFT JOIN members m ON m.collection = c.id AND m."user" = ?1
+               WHERE c.id = ?2 AND (?3 OR NOT c.attached)""",
             (user, collection, attached),
         ).fetchone()
         if row is None or row["role"] is None:
@@ -259,7 +259,7 @@ class Rights:
         role: Role = row["role"]
         return role
 
-    def need(self, db: sqlite3.Connection, user: str, collection: int, deed: Deed, *, attached: bool = False) -> None:
+    def need(self, db: StoreConnection, user: str, collection: int, deed: Deed, *, attached: bool = False) -> None:
         """`attached`: it may be one that is attached.
 
         Raises:
@@ -271,10 +271,10 @@ class Rights:
             raise NotAllowed(f"A {role} may not {deed} this collection; that takes the {_either(_MAY[deed])}.")
 
     @staticmethod
-    def _invited(db: sqlite3.Connection, user: str, collection: int) -> MemberRole:
+    def _invited(db: StoreConnection, user: str, collection: int) -> MemberRole:
         """The role of an open invitation."""
         row = db.execute(
-            "SELECT role FROM invitations WHERE collection = ? AND user = ? AND NOT declined", (collection, user)
+            'SELECT role FROM invitations WHERE collection = ? AND "user" = ? AND NOT declined', (collection, user)
         ).fetchone()
         if row is None:
             raise NotFound(f"There is no invitation to collection {collection}.")
@@ -282,12 +282,12 @@ class Rights:
         return role
 
 
-def check_source(db: sqlite3.Connection, user: str, collection: int, source: str) -> None:
+def check_source(db: StoreConnection, user: str, collection: int, source: str) -> None:
     """
     Raises:
         SourceTaken: another user's document of the collection has that source.
     """
-    sql = "SELECT 1 FROM documents WHERE collection = ? AND source = ? AND added_by IS NOT ?"
+    sql = "SELECT 1 FROM documents WHERE collection = ? AND source = ? AND (added_by IS NULL OR added_by != ?)"
     if db.execute(sql, (collection, source, user)).fetchone():
         raise SourceTaken(
             f"The collection has a document {source!r:.300} that another user added. Give yours another name, or "

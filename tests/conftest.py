@@ -37,6 +37,15 @@ def same_umask() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def postgres_address() -> Iterator[str]:
+    """A PostgreSQL server's database."""
+    from tests.app import postgres
+
+    with postgres.cluster() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny scripted model."""
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")

@@ -64,7 +64,7 @@ def create(to: Path | None, settings: Settings) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         try:
-            made = _collect(data_dir, partial, target)
+            made = _collect(data_dir, partial, target, all_files=settings.database is not None)
             _write_manifest(partial, made)
             if target.name.endswith(_ARCHIVES):
                 _pack(partial, target)
@@ -77,7 +77,11 @@ def create(to: Path | None, settings: Settings) -> None:
         raise BadSetting(f"The backup {target} cannot be made: {error}.") from None
     print(target)
     if settings.database is not None:
-        print("It has no chats, runs and users: those are in PostgreSQL, whose pg_dump copies them.", file=sys.stderr)
+        print(
+            "It has no chats, runs and users: those are in PostgreSQL, whose pg_dump copies them, and so are the texts "
+            "of documents; the files of documents are in it.",
+            file=sys.stderr,
+        )
 
 
 def verify(path: Path) -> None:
@@ -130,8 +134,8 @@ def _stamp() -> str:
 # Making one
 
 
-def _collect(data_dir: Path, folder: Path, target: Path) -> Digests:
-    """Copy everything below `folder`. Returns the digests.
+def _collect(data_dir: Path, folder: Path, target: Path, *, all_files: bool) -> Digests:
+    """Copy everything below `folder`. Returns the digests. `all_files`: of documents that another database points to.
 
     Raises:
         BadSetting: a database is damaged.
@@ -154,6 +158,8 @@ def _collect(data_dir: Path, folder: Path, target: Path) -> Digests:
         for copied in (folder / FILES).glob("*"):
             if copied.name not in _pointed_to(folder / DOCUMENTS):
                 copied.unlink()
+    for path in (data_dir / FILES).glob("*") if all_files else ():
+        _copy(path, folder / FILES / path.name)
     return {str(path.relative_to(folder)): digest_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

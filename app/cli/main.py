@@ -135,13 +135,16 @@ def migrate(
             show_default=False,
         ),
     ] = None,
+    documents_only: Annotated[
+        bool, typer.Option("--documents-only", help="Copy documents alone, beside chats that are there.")
+    ] = False,
     config: Config = None,
 ) -> None:  # fmt: skip
-    """Copy chats, runs and users from SQLite into PostgreSQL, all or nothing. No server may run on either."""
+    """Copy chats, runs, users and documents from SQLite into PostgreSQL, all or nothing, with no server on either."""
     settings = settings_of(config, data_dir=data_dir, database=database)
     from app.cli.migrate_command import migrate_to_postgres
 
-    or_explain(migrate_to_postgres, settings)
+    or_explain(lambda given: migrate_to_postgres(given, documents_only=documents_only), settings)
 
 
 @cli.command()

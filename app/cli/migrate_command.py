@@ -1,8 +1,9 @@
-"""`ponder migrate`: the chats and users of a data directory, copied into an empty PostgreSQL database.
+"""`ponder migrate`: the chats, users and documents of a data directory, copied into an empty PostgreSQL database.
 
-All is copied in one transaction and read back before it is committed: each table must have as many rows as its source,
-and the same digest of them. The source is only migrated to the newest format, as a server would do at its start. What
-differs by nature is made anew: the words of search, and the numbers of rows, in their order.
+All is copied in one transaction, documents in one that ends right after it, and read back before it is committed: each
+table must have as many rows as its source, and the same digest of them. The source is only migrated to the newest
+format, as a server would do at its start. What differs by nature is made anew: the words of search, and the numbers of
+rows, in their order.
 """
 
 from __future__ import annotations
@@ -23,16 +24,21 @@ from app.config import LOCAL_USER, BadSetting, Settings
 from app.db.chat_search import index_texts
 from app.db.connection import connect, transaction
 from app.db.migrations import Chain, NewerDatabase, migrate, open_database
+from app.db.postgres import postgres_engine
 from app.db.sqlite import STORAGE_ERRORS, Row, lock_data_dir, refuse_damage
 from app.db.tables import CHATS, USERS, chats, insertion_number, runs, texts, users
+from app.document_library import documents_dir
 
 _TABLES = {"ponder.db": CHATS, "users.db": USERS}
 _CHAINS: dict[str, Chain] = {"ponder.db": "chats", "users.db": "users"}
 _BATCH_ROWS, _BATCH_BYTES = 1000, 16 << 20
 
 
-def migrate_to_postgres(settings: Settings) -> None:
+def migrate_to_postgres(settings: Settings, *, documents_only: bool = False) -> None:
     """Copies the data directory of the settings into their PostgreSQL database, and prints the rows of each table.
+
+    Args:
+        documents_only: not chats and users, which the database may have already.
 
     Raises:
         BadSetting: there is nothing to copy, one of the two is in use or cannot be read, the database has something
@@ -41,9 +47,11 @@ def migrate_to_postgres(settings: Settings) -> None:
     data_dir, address = settings.resolved_data_dir, settings.database_address
     if address is None:
         raise BadSetting("--to names no database; accepted: a postgresql:// address there or in PONDER_DATABASE.")
-    there = [name for name in _TABLES if (data_dir / name).is_file()]
-    if not there:
-        raise BadSetting(f"{data_dir} has no ponder.db and no users.db; accepted: a data directory, with --from.")
+    there = [] if documents_only else [name for name in _TABLES if (data_dir / name).is_file()]
+    documents = (documents_dir(settings) / "documents.db").is_file()
+    if not there and not documents:
+        looked_for = "documents" if documents_only else "ponder.db and no users.db, and no documents"
+        raise BadSetting(f"{data_dir} has no {looked_for}; accepted: a data directory, with --from.")
     refuse_damage(data_dir)
     try:
         with _locked(data_dir), contextlib.ExitStack() as closing:
@@ -51,15 +59,42 @@ def migrate_to_postgres(settings: Settings) -> None:
             target = _opened(connect(address, 5, sole=True), closing)
             for chain in _CHAINS.values():
                 migrate(target, chain)
-            total = _copy_all(sources, target)
+            with _documents_copied(settings, address) if documents else contextlib.nullcontext([0]) as rows:
+                total = (_copy_all(sources, target) if there else 0) + sum(rows)
             with contextlib.suppress(*STORAGE_ERRORS):  # the first search goes on with it
                 _index(target)
     except (OSError, *STORAGE_ERRORS, NewerDatabase) as error:
         raise BadSetting(f"{data_dir} cannot be copied: {error}. Nothing was copied.") from None
     print(
-        f"{total} rows are in the PostgreSQL database. Start the server with --database and the same --data-dir: "
-        "documents and files of tools stay there. ponder.db and users.db are as they were, and not read any more."
+        f"{total} rows are in the PostgreSQL database. Start the server with --database and the same --data-dir: the "
+        "files of documents and of tools stay there. ponder.db, users.db and documents/documents.db are as they were, "
+        "and not read any more."
     )
+
+
+@contextlib.contextmanager
+def _documents_copied(settings: Settings, address: str) -> Iterator[list[int]]:
+    """Yields the rows of each table of documents, which are kept when the block ends without an error."""
+    from retrieval import InUse
+    from retrieval.document_database import NewerFile, StoreError
+    from retrieval.postgres.copying import NotCopied, documents_copied
+
+    rows = list[int]()
+
+    def tell(table: str, count: int) -> None:
+        print(f"documents: {table}: {count}", flush=True)
+        rows.append(count)
+
+    engine = postgres_engine(address, 5, sole=False)
+    try:
+        with documents_copied(documents_dir(settings), engine, tell):
+            yield rows
+    except InUse as error:
+        raise BadSetting(f"{error} Stop that one. Nothing was copied.") from None
+    except (NotCopied, StoreError, NewerFile) as error:
+        raise BadSetting(
+            f"The documents of {settings.resolved_data_dir} cannot be copied: {error}. Nothing was copied."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -110,7 +145,8 @@ def _refuse_rows(target: Connection) -> None:
         if count := target.scalar(found):
             raise BadSetting(
                 f"The PostgreSQL database is not empty: {table.name} has {count} rows. Nothing was copied. Accepted: a "
-                "new database, or another schema of it (`?options=-csearch_path%3DNAME`)."
+                "new database, another schema of it (`?options=-csearch_path%3DNAME`), or, where documents alone are "
+                "missing, --documents-only."
             )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.cluster.commands import CommandChannel
-from app.cluster.job_locks import JobLocks
 from app.cluster.leases import RENEW_S, Leases
 from app.cluster.redis_client import check_redis, redis_client
 from app.cluster.run_streams import RunStreams
@@ -49,7 +48,6 @@ class Cluster:
         self.leases = Leases(redis, namespace, name)
         self.streams = RunStreams(redis, namespace)
         self.commands = CommandChannel(redis, namespace, name)
-        self.locks = JobLocks(redis, namespace)
         self._redis = redis
         self._tasks = list[asyncio.Task[None]]()
         self._is_away = False

@@ -76,7 +76,7 @@ class Settings(
     )
     database: SecretStr | None = setting(
         None,
-        "the address of a [PostgreSQL database](#postgresql) for chats, runs and users",
+        "the address of a [PostgreSQL database](#postgresql) for chats, runs, users and documents",
         more="`postgresql://user@host/name`; a password is better in `PONDER_DATABASE`, or where libpq looks for it",
         accepts="the address of a PostgreSQL database, such as postgresql://ponder@localhost:5432/ponder",
         unset="SQLite files in the data directory",

@@ -23,6 +23,7 @@ from engine import Engine, EngineConfig
 from retrieval import Library
 from retrieval.embedding import SentenceEmbedder
 from retrieval.evidence import ANSWER, PARTIAL
+from retrieval.index.views import vectors_of
 
 Json = dict[str, Any]  # Any: plain JSON
 Tell = Callable[[str], None]
@@ -76,7 +77,7 @@ def measure(
             if not mine.documents:
                 library.add(quality.USER, mine.id, texts)
             rows = speed.rows(library)
-            real = library.views.vectors(rows)
+            real = vectors_of(library.store.chunks, embedder, rows)
             if "ingest" in parts:
                 made["embedding"] = speed.embedding([row.text for row in rows[:200]], embedder)
                 made["whole"] = speed.whole(library, [one.text for one in asked[:200]])

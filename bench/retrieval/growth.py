@@ -18,6 +18,7 @@ from retrieval import Library, Query
 from retrieval.embedding import Embedder, Vectors
 from retrieval.index.dense import DenseIndex
 from retrieval.index.publish import Prepared
+from retrieval.index.views import Views
 from retrieval.parsing.parsed import Parsed
 from retrieval.spans import sentences
 
@@ -118,6 +119,7 @@ def _measured(library: Library, asked: Sequence[str], grown: GrowthRow) -> Json:
     for query in asked:
         found = library.search(Query(READER, query, collections="all"))
         laps.append({**found.seconds, "all": sum(found.seconds.values())})
+    assert isinstance(library.views, Views)
     dense = library.views.dense
     times = {part: [lap[part] * 1e3 for lap in laps] for part in laps[0]}
     return {"chunks": len(dense), "dense_bytes": _bytes(dense), "recall@10": _recall(dense, grown.like(100))} | {

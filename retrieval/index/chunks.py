@@ -5,7 +5,6 @@ Asks for no right: it is for ingesting and indexing.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -13,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.document_database import DatabaseFile, marks
+from retrieval.document_database import DocumentDatabase, ResultRows, marks
 
 AT_ONCE = 500  # values in one statement
 T = TypeVar("T")
@@ -43,7 +42,7 @@ class Change:
 class Chunks:
     """The chunks of a database."""
 
-    def __init__(self, database: DatabaseFile) -> None:
+    def __init__(self, database: DocumentDatabase) -> None:
         self._database = database
 
     def generation(self) -> int:
@@ -97,7 +96,7 @@ class Chunks:
         """The stored vectors among these."""
         sql = "SELECT hash, vector FROM vectors WHERE embedder = ? AND hash IN ({})"
         return {
-            digest: np.frombuffer(vector, np.float16).astype(np.float32)
+            digest: self._database.decode_vector(vector)
             for some in _batches(hashes)
             for digest, vector in self._database.rows(sql.format(marks(some)), (embedder, *some))
         }
@@ -107,8 +106,12 @@ class Chunks:
         halves = vectors.astype(np.float16)
         with self._database.writing() as db:
             db.executemany(
-                "INSERT OR REPLACE INTO vectors (hash, embedder, vector) VALUES (?, ?, ?)",
-                [(digest, embedder, row.tobytes()) for digest, row in zip(hashes, halves, strict=True)],
+                """INSERT INTO vectors (hash, embedder, vector) VALUES (?, ?, ?)
+                   ON CONFLICT (hash, embedder) DO UPDATE SET vector = excluded.vector""",
+                [
+                    (digest, embedder, self._database.encode_vector(row))
+                    for digest, row in zip(hashes, halves, strict=True)
+                ],
             )
 
     def forget_unused_vectors(self) -> None:
@@ -117,7 +120,7 @@ class Chunks:
             db.execute("DELETE FROM vectors WHERE hash NOT IN (SELECT hash FROM chunks)")
 
 
-def _ids(rows: sqlite3.Cursor) -> NDArray[np.int64]:
+def _ids(rows: ResultRows) -> NDArray[np.int64]:
     return np.fromiter((row[0] for row in rows), np.int64)
 
 

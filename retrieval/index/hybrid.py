@@ -19,7 +19,7 @@ from retrieval.document_store import DocumentStore
 from retrieval.embedding import Embedder, Vectors
 from retrieval.index.filters import Filters
 from retrieval.index.lexical import terms
-from retrieval.index.views import Views
+from retrieval.index.search_index import SearchIndex
 from retrieval.records import Among, Found, Hit
 
 DENSE_SHARE = 0.5
@@ -126,7 +126,7 @@ class Query:
 class Searcher:
     """Searches one store. Safe in threads."""
 
-    def __init__(self, store: DocumentStore, views: Views, embedder: Embedder) -> None:
+    def __init__(self, store: DocumentStore, views: SearchIndex, embedder: Embedder) -> None:
         self._store = store
         self._views = views
         self._embedder = embedder
@@ -151,14 +151,12 @@ class Searcher:
             if not among or (documents is not None and not documents):
                 return Found((), clock.laps)
             dense, lexical = dict[int, float](), dict[int, float]()
-            allowed = self._views.allowed(among, documents)
+            scope = self._views.scope(query.user, among, documents)
             if query.dense_share > 0:
-                ids, cosines = self._views.dense.search(vector, count, allowed)
-                dense = {int(i): float(c) for i, c in zip(ids[0], cosines[0], strict=True) if i >= 0}
+                dense = scope.dense(vector, count)
                 clock.lap("dense")
             if query.dense_share < 1:
-                ids, scores = self._views.lexical.search(text, count, among, documents, allowed)
-                lexical = {int(i): s for i, s in zip(ids, scores, strict=True)}
+                lexical = scope.lexical(text, count)
                 clock.lap("lexical")
             fused = best(weighted(dense, lexical, query.dense_share), max(2 * query.limit, 2 * RERANKED))
             passages = self._store.passages(query.user, [chunk for chunk, _ in fused])

@@ -16,7 +16,7 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -24,9 +24,17 @@ from pathlib import Path
 
 import numpy as np
 import tantivy
-from numpy.typing import NDArray
 
 from retrieval.durable import Damaged, Record, clear_away, make_folder, read_record, write_record
+from retrieval.index.bm25 import (
+    SHARES,
+    FieldQuery,
+    best_scored,
+    field_queries,
+    heaviest,
+    inverse_document_frequency,
+    term_hashes,
+)
 from retrieval.index.dense import Bits, Ids
 
 log = logging.getLogger("ponder.retrieval")
@@ -36,11 +44,8 @@ MEMORY = 64 << 20  # bytes that the writer buffers
 WIDE = 0.2  # of the index: a search of more looks for passages anywhere first, and leaves out what it may not find
 SPARE = 1.5  # times as many passages as are likely to be enough for that
 MARGIN = 100  # passages scored beyond those asked for: tantivy chooses them, by a mean length over the whole index
-K1, B = 1.2, 0.75  # of BM25, as tantivy has them
-SHARES = {"text": 1.0, "title": 0.5}  # of the fields in a score
 LENGTH_BITS = 16  # of a field's number of words
 REMOVED_AT_ONCE = 10_000  # chunks
-K3 = 8.0  # of BM25: how soon a word that the query repeats gains no more (Robertson et al., TREC-4)
 LOOKUP_WORDS = 24  # of a query, those that weigh most: they choose the candidates, and all its words score them
 
 _WORD = re.compile(r"[^\W_]+(?:[_'’.-][^\W_]+)*")
@@ -107,6 +112,11 @@ def stems(text: str) -> list[str]:
 def content(text: str) -> list[str]:
     """The same without those that say nothing alone."""
     return list(_CONTENT.analyze(" ".join(terms(text))))
+
+
+def query_terms(query: str) -> Counter[str]:
+    """The stems of a query that say something, or all where none does, by how often it has each."""
+    return Counter(content(query)) or Counter(stems(query))
 
 
 class LexicalIndex:
@@ -209,7 +219,7 @@ class LexicalIndex:
         held = {_held(collection)}
         for field, words in zip(SHARES, (stems(text), stems(title)), strict=True):
             made.add_text(field, " ".join(words))
-            made.add_bytes(f"{field}_hashes", _hashes(words))
+            made.add_bytes(f"{field}_hashes", term_hashes(words))
             held |= {_held(collection, field, word) for word in words}
             held |= {_held(collection, field, bit) for bit in range(LENGTH_BITS) if len(words) >> bit & 1}
         made.add_text("held", " ".join(held))
@@ -253,7 +263,7 @@ class LexicalIndex:
         if not collections or (documents is not None and not documents):
             return np.zeros(0, np.int64), []
         counted = self._counted(collections)
-        searcher, asked = counted.searcher, self._asked(query, counted)
+        searcher, asked = counted.searcher, field_queries(query_terms(query), counted)
         if not any(each.weights for each in asked.values()):
             return np.zeros(0, np.int64), []
         candidates = self._candidates(searcher, asked)
@@ -266,41 +276,19 @@ class LexicalIndex:
             addresses = [address for _, address in hits]
         ids = np.array(searcher.fast_field_values("chunk", addresses), np.int64)
         found = [searcher.doc(address) for address in addresses]
-        scores = sum((each.scores([doc[f"{field}_hashes"][0] for doc in found]) for field, each in asked.items()),
-                     np.zeros(len(ids)))  # fmt: skip
-        best = np.lexsort((ids, -scores))[:count]
-        return ids[best], scores[best].tolist()
+        hashes = {field: [doc[f"{field}_hashes"][0] for doc in found] for field in asked}
+        return best_scored(asked, ids, hashes, count)
 
-    @staticmethod
-    def _asked(query: str, counted: _Counted) -> dict[str, _Asked]:
-        """A query's words with their weights in each of the fields."""
-        times = Counter(content(query)) or Counter(stems(query))
-        repeated = {stem: count * (K3 + 1) / (count + K3) for stem, count in times.items()}
-        return {
-            field: _Asked(
-                {
-                    stem: share * weight * counted.rarity(stem, field)
-                    for stem, weight in repeated.items()
-                    if counted.holding(stem, field)
-                },
-                counted.mean_length(field),
-            )
-            for field, share in SHARES.items()
-        }
-
-    def _candidates(self, searcher: tantivy.Searcher, asked: Mapping[str, _Asked]) -> tantivy.Query:
+    def _candidates(self, searcher: tantivy.Searcher, asked: Mapping[str, FieldQuery]) -> tantivy.Query:
         """Any of the words that weigh most, with tantivy's weights, which count over the whole index, put right."""
-        weights = {
-            stem: max(each.weights.get(stem, 0.0) for each in asked.values())
-            for each in asked.values()
-            for stem in each.weights
-        }
-        heaviest = sorted(weights, key=lambda stem: (-weights[stem], stem))[:LOOKUP_WORDS]
+        chosen = heaviest(asked, LOOKUP_WORDS)
         should = []
         for field, each in asked.items():
-            for stem in heaviest:
+            for stem in chosen:
                 if weight := each.weights.get(stem):
-                    boost = weight / max(_rarity(searcher.doc_freq(field, stem), searcher.num_docs), 1e-6)
+                    boost = weight / max(
+                        inverse_document_frequency(searcher.doc_freq(field, stem), searcher.num_docs), 1e-6
+                    )
                     term = tantivy.Query.term_query(self._schema, field, stem)
                     should.append((tantivy.Occur.Should, tantivy.Query.boost_query(term, boost)))
         return tantivy.Query.boolean_query(should)
@@ -360,7 +348,7 @@ class _Counted:
         return self._holding[field, stem]
 
     def rarity(self, stem: str, field: str = "text") -> float:
-        return _rarity(self.holding(stem, field), self._passages)
+        return inverse_document_frequency(self.holding(stem, field), self._passages)
 
     def mean_length(self, field: str) -> float:
         """Words of a passage's field."""
@@ -382,43 +370,6 @@ class _Totals:
     words: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A query's stems with their weights in one field."""
-
-    weights: Mapping[str, float]
-    mean_length: float
-
-    def scores(self, hashes: Sequence[bytes]) -> NDArray[np.float64]:
-        """BM25 of one field of some passages, by the hashes of their stems, as `_hashes` makes them."""
-        if not self.weights or not hashes:
-            return np.zeros(len(hashes))
-        weights = {_hash(stem): weight for stem, weight in self.weights.items()}
-        stems = np.array(sorted(weights), np.uint32)
-        lengths = np.array([len(each) // 4 for each in hashes], np.int64)
-        passages = np.repeat(np.arange(len(hashes)), lengths)
-        held = np.frombuffer(b"".join(hashes), np.uint32)
-        likely = np.zeros(1 << 16, bool)  # by half a hash: few of the stems are asked for, and searching takes longer
-        likely[stems & 0xFFFF] = True
-        (those,) = likely[held & 0xFFFF].nonzero()
-        at = np.minimum(np.searchsorted(stems, held[those]), len(stems) - 1)
-        asked = stems[at] == held[those]
-        cells = passages[those[asked]] * len(stems) + at[asked]
-        times = np.bincount(cells, minlength=len(hashes) * len(stems)).reshape(len(hashes), len(stems))
-        norm = K1 * (1 - B + B * lengths / self.mean_length)
-        gained: NDArray[np.float64] = times * (K1 + 1) / (times + norm[:, None])
-        return gained @ np.array([weights[stem] for stem in stems.tolist()])
-
-
-def _hash(stem: str) -> int:
-    return zlib.crc32(stem.encode())
-
-
-def _hashes(words: Sequence[str]) -> bytes:
-    """Four bytes a stem: enough to count some stems in a passage, and quicker than its text."""
-    return np.fromiter(map(_hash, words), np.uint32, len(words)).tobytes()
-
-
 def _held(collection: int, field: str = "", what: str | int = "") -> str:
     """A term of every passage of a collection; of those with a stem in a field; of those with a bit in its length.
 
@@ -426,11 +377,6 @@ def _held(collection: int, field: str = "", what: str | int = "") -> str:
     """
     kind = "#" if isinstance(what, int) else ":"
     return f"{collection}{kind}{field}{kind}{what}"
-
-
-def _rarity(holding: int, passages: int) -> float:
-    """Inverse document frequency, as BM25 has it."""
-    return math.log(1 + (max(passages - holding, 0) + 0.5) / (holding + 0.5))
 
 
 def _documents(meta: Record) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from retrieval.document_store import DocumentStore
 from retrieval.embedding import Embedder
 from retrieval.index.chunking import ChunkShape, cut
-from retrieval.index.views import Views, embedded_text
+from retrieval.index.search_index import SearchIndex
+from retrieval.index.views import embedded_text
 from retrieval.parsing.parsed import Parsed
 from retrieval.records import Metadata, New
 
@@ -43,7 +44,9 @@ class Prepared:
 class Publisher:
     """Puts documents into a store and its views."""
 
-    def __init__(self, store: DocumentStore, views: Views, embedder: Embedder, shape: ChunkShape | None = None) -> None:
+    def __init__(
+        self, store: DocumentStore, views: SearchIndex, embedder: Embedder, shape: ChunkShape | None = None
+    ) -> None:
         self._store, self._views, self._embedder = store, views, embedder
         self._shape = shape or ChunkShape()
 

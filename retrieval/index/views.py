@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -241,7 +242,7 @@ class Views:
         self.lexical.remove(change.added.tolist() if held >= 0 else ())  # a crash may have left some of them there
         for ids in _batches(change.added):
             for row in self._chunks.rows(ids):
-                self.lexical.add(row.id, row.collection, row.document, _worded(row), row.title)
+                self.lexical.add(row.id, row.collection, row.document, indexed_text(row), row.title)
         self.lexical.commit(change.generation)
 
     def _catch_up_dense(self) -> None:
@@ -249,28 +250,56 @@ class Views:
         self.dense.remove(change.gone)
         for ids in _batches(change.added):
             rows = self._chunks.rows(ids)
-            self.dense.add(np.array([row.id for row in rows], np.int64), self.vectors(rows))
+            self.dense.add(np.array([row.id for row in rows], np.int64), vectors_of(self._chunks, self._embedder, rows))
         self._dense_generation = change.generation
         self._unsaved += len(change.gone) + len(change.added)
-
-    def vectors(self, rows: Sequence[ChunkRow]) -> Vectors:
-        """Of stored chunks, in order; missing vectors are embedded and stored."""
-        known = self._chunks.vectors(self._embedder.key, [row.hash for row in rows])
-        texts = {row.hash: embedded_text(row.title, row.context, row.text) for row in rows if row.hash not in known}
-        if texts:
-            made = self._embedder.embed(list(texts.values()))
-            self._chunks.put_vectors(self._embedder.key, list(texts), made)
-            known |= dict(zip(texts, made, strict=True))
-        return np.stack([known[row.hash] for row in rows]) if rows else np.zeros((0, self._embedder.size), np.float32)
 
     def stored(self, chunks: Sequence[int]) -> dict[int, Vectors]:
         """The vectors of those of the chunks that are there, by number."""
         rows = self._chunks.rows(chunks)
-        return {row.id: vector for row, vector in zip(rows, self.vectors(rows), strict=True)}
+        vectors = vectors_of(self._chunks, self._embedder, rows)
+        return {row.id: vector for row, vector in zip(rows, vectors, strict=True)}
+
+    def scope(self, user: str, collections: Collection[int], documents: Collection[int] | None) -> _Scope:
+        """The chunks that a search may find; the store checks the user's rights again. Call it while `reading`."""
+        return _Scope(self, collections, documents, self.allowed(collections, documents))
+
+    def rarity(self, collections: Collection[int]) -> Callable[[str], float]:
+        """Returns a function of a stem's inverse document frequency in these collections."""
+        return self.lexical.rarity(collections)
 
     def allowed(self, collections: Collection[int], documents: Collection[int] | None) -> Bits:
         """The chunks of these collections, and of these documents if given. Call it while `reading`."""
         return self._places.bits(collections, documents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The chunks that one search may find."""
+
+    views: Views
+    collections: Collection[int]
+    documents: Collection[int] | None
+    allowed: Bits
+
+    def dense(self, vector: Vectors, count: int) -> dict[int, float]:
+        ids, cosines = self.views.dense.search(vector, count, self.allowed)
+        return {int(i): float(c) for i, c in zip(ids[0], cosines[0], strict=True) if i >= 0}
+
+    def lexical(self, text: str, count: int) -> dict[int, float]:
+        ids, scores = self.views.lexical.search(text, count, self.collections, self.documents, self.allowed)
+        return {int(i): s for i, s in zip(ids, scores, strict=True)}
+
+
+def vectors_of(chunks: Chunks, embedder: Embedder, rows: Sequence[ChunkRow]) -> Vectors:
+    """Of stored chunks, in order; missing vectors are embedded and stored."""
+    known = chunks.vectors(embedder.key, [row.hash for row in rows])
+    texts = {row.hash: embedded_text(row.title, row.context, row.text) for row in rows if row.hash not in known}
+    if texts:
+        made = embedder.embed(list(texts.values()))
+        chunks.put_vectors(embedder.key, list(texts), made)
+        known |= dict(zip(texts, made, strict=True))
+    return np.stack([known[row.hash] for row in rows]) if rows else np.zeros((0, embedder.size), np.float32)
 
 
 def embedded_text(title: str, context: str, text: str) -> str:
@@ -279,7 +308,8 @@ def embedded_text(title: str, context: str, text: str) -> str:
     return f"{head[:200]}\n{unbroken(text)}" if head else unbroken(text)
 
 
-def _worded(row: ChunkRow) -> str:
+def indexed_text(row: ChunkRow) -> str:
+    """Returns the text whose words a lexical index has for a chunk: its headings, then its text."""
     return unbroken(f"{row.context}\n{row.text}" if row.context else row.text)
 
 

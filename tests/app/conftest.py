@@ -143,13 +143,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_address() -> Iterator[str]:
-    """A PostgreSQL server's database."""
-    with postgres.cluster() as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
 def new_database(request: pytest.FixtureRequest) -> NewDatabase:
     """Gives the address of a new database, None for SQLite's in the data directory."""
     if getattr(request, "param", None) is None:

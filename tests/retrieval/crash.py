@@ -26,6 +26,7 @@ from retrieval.index import views as places
 from retrieval.index.chunks import Chunks
 from retrieval.parsing import parser
 from retrieval.parsing.parsed import Parsed
+from tests.retrieval.conftest import file_indexes
 from tests.retrieval.words import WordEmbedder
 
 PLACES: tuple[tuple[Any, str], ...] = (
@@ -68,9 +69,9 @@ def state(opened: Library) -> dict[str, Any]:
     ids = [row["id"] for row in rows]
     return {
         "chunks": [(row["document"], row["number"], row["text"]) for row in rows],
-        "dense": sorted(opened.views.dense.all()[0].tolist()) == sorted(ids),
-        "lexical": len(opened.views.lexical) == len(ids),
-        "allowed": int(opened.views.allowed([1], None).astype(int).sum() > 0),
+        "dense": sorted(file_indexes(opened).dense.all()[0].tolist()) == sorted(ids),
+        "lexical": len(file_indexes(opened).lexical) == len(ids),
+        "allowed": int(file_indexes(opened).allowed([1], None).astype(int).sum() > 0),
         "vectors": len(opened.store.database.rows("SELECT * FROM vectors"))
         == len({row[0] for row in opened.store.database.rows("SELECT hash FROM chunks")}),
     }

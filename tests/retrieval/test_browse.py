@@ -8,6 +8,9 @@ from retrieval import BadQuery, Library, NotFound, Text
 from retrieval.browse import MAX_COUNT, WINDOW, Browser
 from retrieval.evidence import clauses, investigate
 from retrieval.records import Found, Hit, Passage
+from tests.app import postgres
+
+DATABASES = postgres.DATABASES_SLOW
 
 LONG = " ".join(f"Sentence {n} of the report is here." for n in range(400))
 

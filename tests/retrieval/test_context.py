@@ -8,6 +8,9 @@ import pytest
 
 from retrieval import Library, Query, Text, layout, sources
 from retrieval.records import Hit
+from tests.app import postgres
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 def count(text: str) -> int:

@@ -16,6 +16,7 @@ import pytest
 from retrieval import Library, Query
 from retrieval.durable import read_record, write_record
 from retrieval.index.publish import Text
+from tests.retrieval.conftest import file_indexes
 from tests.retrieval.words import WordEmbedder
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def _found(folder: Path) -> Found:
                 # BM25 counts the lengths of deleted passages until their segment is merged.
                 found[word, hit.passage.document] = pytest.approx((hit.dense, hit.score), abs=0.01)
         count = len(opened.store.database.rows("SELECT 1 FROM chunks"))
-        assert len(opened.views.lexical) == len(opened.views.dense) == count
+        assert len(file_indexes(opened).lexical) == len(file_indexes(opened).dense) == count
     return {key: found[key] for key in sorted(found)}
 
 

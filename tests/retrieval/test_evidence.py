@@ -6,6 +6,9 @@ import pytest
 
 from retrieval import Library, Query, Text
 from retrieval.evidence import Evidence, weigh
+from tests.app import postgres
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 @pytest.fixture

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from retrieval import Folder, Given, Job, Library, NotAllowed, NotFound, SourceTaken
 from retrieval.embedding import Vectors
+from tests.app import postgres
 from tests.retrieval.conftest import add, admit, hits
 from tests.retrieval.words import WordEmbedder
 
 pytestmark = pytest.mark.slow
+DATABASES = postgres.DATABASES
 
 
 class Counting(WordEmbedder):
@@ -113,9 +116,9 @@ def test_a_file_that_moved_is_read_where_it_is(library: Library, tmp_path: Path)
     assert library.store.file("ana", document.id) == (tmp_path / "y" / "a.txt", tmp_path / "y")
 
 
-def test_a_renamed_document_is_found_by_its_new_name_without_embedding(tmp_path: Path) -> None:
+def test_a_renamed_document_is_found_by_its_new_name_without_embedding(tmp_path: Path, engine: Engine | None) -> None:
     counting = Counting()
-    with Library.open(tmp_path / "library", counting) as library:
+    with Library.open(tmp_path / "library", counting, engine=engine) as library:
         _index(library, tmp_path / "notes", zebra="A lake.")
         (document,) = library.store.documents("ana")
         counting.texts.clear()
@@ -124,9 +127,9 @@ def test_a_renamed_document_is_found_by_its_new_name_without_embedding(tmp_path:
         renamed = library.store.document("ana", document.id)
         assert (renamed.source, renamed.title) == ("notes/giraffe.txt", "notes/giraffe.txt")
         assert [hit.passage.source for hit in hits(library, "ana", "giraffe lake")] == ["notes/giraffe.txt"]
-        assert len(library.views.lexical.search("giraffe", 9, {document.collection}, None)[0]) == 1
-        assert len(library.views.lexical.search("zebra", 9, {document.collection}, None)[0]) == 0
-    with Library.open(tmp_path / "library", counting) as again:
+        assert len(library.views.scope("ana", {document.collection}, None).lexical("giraffe", 9)) == 1
+        assert not library.views.scope("ana", {document.collection}, None).lexical("zebra", 9)
+    with Library.open(tmp_path / "library", counting, engine=engine) as again:
         assert [hit.passage.text for hit in hits(again, "ana", "lake")] == ["A lake."]
 
 

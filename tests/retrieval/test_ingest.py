@@ -9,16 +9,19 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from retrieval import Given, Library, NotAllowed, NotFound, OverQuota, document_database
 from retrieval.embedding import Vectors
 from retrieval.ingest import said
 from retrieval.jobs import JobStatus
 from retrieval.parsing.parsed import Parsed
+from tests.app import postgres
 from tests.retrieval.conftest import add, admit, hits
 from tests.retrieval.words import WordEmbedder
 
 pytestmark = pytest.mark.slow
+DATABASES = postgres.DATABASES
 
 Write = Callable[[str, str | bytes], Path]
 
@@ -46,8 +49,8 @@ def counting() -> Counting:
 
 
 @pytest.fixture
-def counted(tmp_path: Path, counting: Counting) -> Library:
-    return Library.open(tmp_path / "counted", counting)
+def counted(tmp_path: Path, counting: Counting, engine: Engine | None) -> Library:
+    return Library.open(tmp_path / "counted", counting, engine=engine)
 
 
 def _page(number: int, word: str = "stone") -> str:
@@ -293,10 +296,12 @@ class Slow:
 
 
 @pytest.fixture
-def slow(tmp_path: Path, embedder: WordEmbedder, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Library, Slow]]:
+def slow(
+    tmp_path: Path, embedder: WordEmbedder, monkeypatch: pytest.MonkeyPatch, engine: Engine | None
+) -> Iterator[tuple[Library, Slow]]:
     parser = Slow()
     monkeypatch.setattr("retrieval.ingest.Parser", lambda: parser)
-    with Library.open(tmp_path / "slow", embedder) as library:
+    with Library.open(tmp_path / "slow", embedder, engine=engine) as library:
         yield library, parser
 
 
@@ -354,8 +359,10 @@ def _noting(library: Library, job: str, ended: dict[str, int]) -> Callable[[str,
     return noting
 
 
-def test_an_owner_keeps_no_more_than_the_quota(tmp_path: Path, embedder: WordEmbedder, write: Write) -> None:
-    with Library.open(tmp_path / "quota", embedder, quota_bytes=100) as library:
+def test_an_owner_keeps_no_more_than_the_quota(
+    tmp_path: Path, embedder: WordEmbedder, write: Write, engine: Engine | None
+) -> None:
+    with Library.open(tmp_path / "quota", embedder, quota_bytes=100, engine=engine) as library:
         mine = library.collection("ana")
         admit(library, "ana", mine.id, "bob", "writer")
         half, more = write("half.txt", "x" * 60), write("more.txt", "y" * 41)

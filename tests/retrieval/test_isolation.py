@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from retrieval import Library, NotAllowed, NotFound, Query, Text
 from retrieval.browse import Browser
 from retrieval.durable import read_record, write_record
 from retrieval.prompt_context import sources
-from tests.retrieval.conftest import admit
+from tests.app import postgres
+from tests.retrieval.conftest import NewEngine, admit, engine_of
 from tests.retrieval.words import WordEmbedder
 
 pytestmark = pytest.mark.slow
+DATABASES = postgres.DATABASES
 
 USERS = ("ana", "ben", "cy")
 users = st.sampled_from(USERS)
@@ -31,11 +34,14 @@ class Sharing(RuleBasedStateMachine):
     """The library against a model of it in plain dictionaries."""
 
     collections = Bundle("collections")
+    address: str | None = None  # of a PostgreSQL server
 
     @initialize()
     def open(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
-        self.library = Library.open(self.folder / "library", WordEmbedder())
+        self.database = ExitStack()
+        self.engine = self.database.enter_context(engine_of(self.address)) if self.address else None
+        self.library = Library.open(self.folder / "library", WordEmbedder(), engine=self.engine)
         self.owner: dict[int, str] = {}
         self.roles: dict[tuple[int, str], str] = {}
         self.invited: dict[tuple[int, str], str] = {}
@@ -45,6 +51,7 @@ class Sharing(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.library.close()
+        self.database.close()
         shutil.rmtree(self.folder, ignore_errors=True)  # tantivy may write in it for a moment yet
 
     def role(self, user: str, collection: int) -> str | None:
@@ -139,7 +146,7 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.library.close()
-        self.library = Library.open(self.folder / "library", WordEmbedder())
+        self.library = Library.open(self.folder / "library", WordEmbedder(), engine=self.engine)
 
     @invariant()
     def each_sees_exactly_what_is_theirs(self) -> None:
@@ -180,6 +187,19 @@ Sharing.TestCase.settings = settings(
 TestSharing = Sharing.TestCase
 
 
+class SharingInPostgres(Sharing):
+    """The same, with documents in PostgreSQL, whose opening takes longer."""
+
+
+SharingInPostgres.TestCase.settings = settings(Sharing.TestCase.settings, max_examples=4)
+
+
+class TestSharingInPostgres(SharingInPostgres.TestCase):  # type: ignore[misc, valid-type]  # hypothesis makes it
+    @pytest.fixture(autouse=True)
+    def server(self, postgres_address: str) -> None:
+        SharingInPostgres.address = postgres_address
+
+
 MINE = [
     Text("orsk", "The dam of Orsk was finished in 1931, of granite from the valley.", "The dam of Orsk"),
     Text("bees", "Bees of the valley dance; a dam is nothing to them.", "Bees"),
@@ -209,8 +229,12 @@ def found(library: Library, user: str, among: Any = "own") -> list[Any]:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(theirs=_texts)
-def test_documents_of_others_change_neither_scores_nor_order(theirs: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder, Library.open(Path(folder) / "library", WordEmbedder()) as library:
+def test_documents_of_others_change_neither_scores_nor_order(new_engine: NewEngine, theirs: list[str]) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        new_engine() as engine,
+        Library.open(Path(folder) / "library", WordEmbedder(), engine=engine) as library,
+    ):
         mine = library.collection("ana").id
         library.add("ana", mine, MINE)
         shared, hidden = library.collection("ben", "shared").id, library.collection("ben", "hidden").id

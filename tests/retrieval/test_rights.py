@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from retrieval import (
     Given,
@@ -23,8 +24,11 @@ from retrieval import (
 )
 from retrieval.browse import Browser
 from retrieval.document_store import DocumentStore
+from tests.app import postgres
 from tests.retrieval.conftest import admit
 from tests.retrieval.words import WordEmbedder
+
+DATABASES = postgres.DATABASES_SLOW
 
 
 def _shared(library: Library) -> tuple[int, int]:
@@ -203,19 +207,21 @@ def test_members_of_before_there_were_invitations_stay_members(tmp_path: Path) -
         assert store.rights.readable("ben") == {1} and store.rights.readable("ben", "own") == frozenset()
 
 
-def test_a_document_that_came_while_a_job_waited_is_not_replaced(tmp_path: Path, embedder: WordEmbedder) -> None:
+def test_a_document_that_came_while_a_job_waited_is_not_replaced(
+    tmp_path: Path, embedder: WordEmbedder, engine: Engine | None
+) -> None:
     def given(user: str, *names: str) -> list[Given]:
         (tmp_path / user).mkdir()
         for name in names:
             (tmp_path / user / name).write_text(f"A lake of {user}.")
         return [Given(name, tmp_path / user / name) for name in names]
 
-    with Library.open(tmp_path / "library", embedder) as library:
+    with Library.open(tmp_path / "library", embedder, engine=engine) as library:
         number = library.collection("ana").id
         admit(library, "ana", number, "ben", "writer")
         waiting = library.ingest.jobs.create("ben", number, given("ben", "a.txt", "b.txt"))  # worked off below
         library.ingest.wait(library.ingest.submit("ana", number, given("ana", "a.txt")).id, 60)
-    with Library.open(tmp_path / "library", embedder) as library:
+    with Library.open(tmp_path / "library", embedder, engine=engine) as library:
         files = library.ingest.wait(waiting.id, 60).files
         assert [file.status for file in files] == ["failed", "done"] and "another user added" in (files[0].error or "")
         texts = {each.source: library.store.text("ana", each.id) for each in library.store.documents("ana")}

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Boolean, Column, Connection, LargeBinary, Table, Text, text
+from sqlalchemy import Boolean, Column, Connection, Engine, LargeBinary, Table, text
+from sqlalchemy import Text as TextType
 from sqlalchemy.types import Double
 from typer.testing import CliRunner, Result
 
@@ -17,10 +18,14 @@ from app.config import LOCAL_USER
 from app.db.account_store import Accounts
 from app.db.connection import transaction
 from app.db.migrations import Chain, open_database
+from app.db.postgres import postgres_engine
 from app.db.run_store import Place
 from app.db.store import Store
 from app.db.tables import BIG, CHATS, USERS, texts, users
+from retrieval import Given, Library, Query, Text
 from tests.app import postgres
+from tests.retrieval.conftest import admit
+from tests.retrieval.words import WordEmbedder
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +49,7 @@ def value(column: Column[Any], n: int) -> object:
     kind = column.type
     if isinstance(kind, Boolean):
         return bool(n % 2)
-    if isinstance(kind, Text):
+    if isinstance(kind, TextType):
         return f"{column.table.name}.{column.name} {n} \0 \ufdd0 é\u0301 漢 '\\ {{}} %s :x"
     if isinstance(kind, LargeBinary):
         return bytes(range(256)) * (n + 1)
@@ -201,3 +206,100 @@ def test_what_cannot_be_copied_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("PONDER_DATABASE", raising=False)
     done = CliRunner().invoke(cli, ["migrate", "--from", str(tmp_path)])
     assert done.exit_code == 1 and "--to names no database" in done.stderr
+
+
+DAMS = [
+    Text("orsk", "The dam of Orsk was finished in 1931, of granite.", "The dam of Orsk", {"year": 1931, "open": True}),
+    Text("nul\0", "A lake and \ufdd0 more.", "T\0", {"m": "\0"}),
+    *(Text(f"note{n}", f"A note on the dam, {n}: {'granite ' * n}valley.") for n in range(40)),
+]
+
+
+def documents(data: Path, engine: Engine | None) -> dict[str, object]:
+    """Returns what users see of a library's documents, numbers and scores among it."""
+    with Library.open(data / "documents", WordEmbedder(), engine=engine) as library:
+        (shared,) = (each for each in library.rights.collections("ben") if each.role == "reader")
+        hits = library.search(Query("ana", "granite dam", 50, repeats=True, dense_share=0.0)).hits
+        (job,) = library.ingest.jobs.of("ana")
+        return {
+            "documents": library.store.documents("ana"),
+            "texts": [library.store.text("ana", each.id) for each in library.store.documents("ana")],
+            "shared": shared,
+            "invited": library.rights.members("ana", shared.id),
+            "folders": library.store.folders.of("ana", shared.id),
+            "hits": [hit.passage for hit in hits],
+            "scores": [round(hit.lexical or 0.0, 9) for hit in hits],
+            "cosines": [round(hit.cosine or 0.0, 6) for hit in hits],
+            "attached": library.attached("ana", ["file_1"])["file_1"].document,
+            "file": library.store.file("ana", library.store.newest(shared.id).id),  # type: ignore[union-attr]
+            "job": library.ingest.wait(job, 30),
+        }
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    """A data directory with documents of every kind, and a job that no server has ended."""
+    data = tmp_path / "data"
+    data.mkdir()
+    with Library.open(data / "documents", WordEmbedder()) as library:
+        mine = library.collection("ana").id
+        library.add("ana", mine, DAMS)
+        admit(library, "ana", mine, "ben", "reader")
+        library.rights.invite("ana", mine, "cy", "writer")
+        folder = library.store.folders.enter("ana", mine, "/srv/notes")
+        (tmp_path / "page.txt").write_text("A hill.")
+        given = Given("notes/page.txt", tmp_path / "page.txt", {"a": 1}, folder=folder.id)
+        library.ingest.wait(library.ingest.submit("ana", mine, [given]).id, 30)
+        for name in ("file_1", "file_2"):
+            copy = library.new_file()
+            copy.write_text("An attached lake.")
+            library.attach("ana", name, "lake.txt", copy)
+            library.ingest.wait(library.ingest.jobs.newest(library.rights.attached("ana")[name]).id, 30)  # type: ignore[union-attr]
+        library.detach("ana", ["file_2"])  # its numbers are never given again
+        library.ingest.jobs.forget(library.rights.attached("ana")["file_1"])
+    return data
+
+
+def test_documents_are_the_same_in_postgresql(shelf: Path, address: str) -> None:
+    before = documents(shelf, None)
+    done = migrate(shelf, address)
+    assert done.exit_code == 0, done.output
+    assert f"documents: documents: {len(DAMS) + 2}" in done.output
+    engine = postgres_engine(address, 30, sole=False)
+    assert documents(shelf, engine) == before
+    with Library.open(shelf / "documents", WordEmbedder(), engine=engine) as library:
+        new = library.rights.create("ana", "new").id
+        assert new > max(number for number in library.rights.attached("ana").values()) + 1  # file_2 had the next
+        library.add("ana", new, [Text("more", "More of it.")])
+    again = migrate(shelf, address)
+    assert again.exit_code == 1 and "has documents already: collections has" in again.stderr
+
+
+def test_documents_follow_chats_that_were_copied_before(shelf: Path, address: str) -> None:
+    (shelf / "documents").rename(shelf.parent / "documents")
+    fill(shelf)
+    assert migrate(shelf, address).exit_code == 0
+    (shelf.parent / "documents").rename(shelf / "documents")
+    refused = migrate(shelf, address)
+    assert refused.exit_code == 1 and "--documents-only" in refused.stderr
+    done = CliRunner().invoke(cli, ["migrate", "--documents-only", "--from", str(shelf), "--to", address])
+    assert done.exit_code == 0, done.output
+    assert documents(shelf, postgres_engine(address, 30, sole=False))["hits"]
+
+
+@pytest.mark.parametrize("place", ["encode_vector", "chats"])
+def test_documents_that_are_not_copied_whole_are_not_copied(
+    shelf: Path, address: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(shelf)
+    if place == "chats":  # after the documents
+        monkeypatch.setattr("app.cli.migrate_command._converted", lambda table, row: {**row, "title": "another"})
+    else:
+        zeros = "[" + ",".join(["0"] * WordEmbedder.size) + "]"
+        monkeypatch.setattr("retrieval.postgres.postgres_database.PostgresDatabase.encode_vector", lambda *_: zeros)
+    done = migrate(shelf, address)
+    assert done.exit_code == 1 and "Nothing was copied" in done.stderr
+    if place == "encode_vector":
+        assert "The table vectors was not copied whole" in done.stderr
+    monkeypatch.undo()
+    assert migrate(shelf, address).exit_code == 0  # it is empty still

@@ -17,7 +17,6 @@ from sqlalchemy import text
 
 from app.cluster import Cluster, open_store
 from app.cluster.commands import CommandChannel, ServerSilent
-from app.cluster.job_locks import JobLocks
 from app.cluster.leases import LEASE_S
 from app.cluster.redis_client import redis_client
 from app.cluster.run_streams import MAX_ENTRIES, RunStreams
@@ -434,24 +433,4 @@ async def test_a_server_that_is_silent_is_told(redis: RedisServer, monkeypatch: 
     client = redis_client(redis.address)
     with pytest.raises(ServerSilent):
         await CommandChannel(client, "silent", "a").call("nobody", "hello")
-    await client.aclose()
-
-
-async def test_a_job_is_one_servers_until_it_dies(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    client = redis_client(redis.address)
-    mine, theirs = JobLocks(client, "jobs", 0.4), JobLocks(client, "jobs", 0.4)
-    async with mine.hold("document") as lock:
-        assert lock is not None
-        await asyncio.sleep(0.7)  # longer than the expiry: it is renewed
-        async with theirs.hold("document") as other, theirs.hold("another") as second:
-            assert other is None and second is not None
-        assert await lock.is_held()
-        await client.delete("jobs:job:document")  # as if its holder had stopped for that long
-        async with theirs.hold("document") as taken_up:
-            assert taken_up is not None and not await lock.is_held()
-            with caplog.at_level(logging.WARNING):
-                await asyncio.sleep(0.3)
-            assert "the lock of the job document was lost" in caplog.text
-    async with theirs.hold("document") as again:
-        assert again is not None
     await client.aclose()

@@ -349,3 +349,7 @@ async def test_a_backup_says_what_it_does_not_have(tmp_path: Path, address: str)
 
     assert "no chats, runs and users: those are in PostgreSQL" in backup("a.tar.gz", PONDER_DATABASE=address)
     assert backup("b.tar.gz") == ""
+    (data / "documents" / "files").mkdir(parents=True)
+    (data / "documents" / "files" / "0123").write_text("A lake.")
+    assert "the files of documents are in it" in backup("c", PONDER_DATABASE=address)
+    assert (tmp_path / "c" / "documents" / "files" / "0123").read_text() == "A lake."
