@@ -38,14 +38,14 @@ MIN_VERSION = 140000
 _ESCAPE, _NUL = "\ufdd0", "\ufdd1"
 
 
-def postgres_engine(address: str, busy_timeout_s: float, *, sole: bool, member: str | None) -> Engine:
+def postgres_engine(address: str, busy_timeout_s: float, *, sole: bool, member: str | None = None) -> Engine:
     """Returns the source of connections to a database, without connecting.
 
     Args:
         address: postgresql://user:password@host:port/name, as libpq takes it.
         busy_timeout_s: seconds to wait for another's lock.
         sole: a connection keeps all others out that are `sole` or members.
-        member: the name of one of several servers.
+        member: the name of one of several servers; None where it is the only one, or takes no part.
 
     Raises:
         BadSetting: psycopg is not installed.
