@@ -60,7 +60,7 @@ def test_the_compose_files_servers_are_given_its_database_and_its_redis() -> Non
     services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
     for name in ("server-a", "server-b"):
         environment = services[name]["environment"]
-        filled = {
+        filled: dict[str, Any] = {
             each: re.sub(r"\$\{PONDER_PASSWORD[^}]*\}", "secret", environment[f"PONDER_{each.upper()}"])
             for each in ("database", "redis")
         }
