@@ -10,12 +10,12 @@ WORKDIR /src
 COPY . .
 # The lock's versions, without its hashes: the build of torch may be another than the lock's.
 RUN sed '/--hash/d; s/ \\$//' requirements/base.txt > build-constraints.txt \
-    && /opt/ponder/bin/pip install -c constraints.txt -c build-constraints.txt .
+    && /opt/ponder/bin/pip install -c constraints.txt -c build-constraints.txt '.[postgres,redis]'
 
 FROM ${BASE}
 # g++ compiles the engine's CPU kernels on the processor that they run on; bubblewrap is the sandbox of Python tools.
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap g++ && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 ponder && install -d -o ponder -g ponder -m 700 /data
+    && useradd --create-home --uid 1000 ponder && install -d -o ponder -g ponder -m 700 /data /data/documents
 COPY --from=build /opt/ponder /opt/ponder
 COPY models /models
 ENV PATH=/opt/ponder/bin:$PATH PONDER_MODEL=/models/pebble PONDER_DATA_DIR=/data PONDER_HOST=0.0.0.0 PONDER_AUTH=keys

@@ -33,17 +33,44 @@ def check_environment(environment: dict[str, str]) -> None:
 
 def test_the_compose_files_router_knows_each_server_and_its_events() -> None:
     compose: dict[str, Any] = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
-    servers = {name: each for name, each in compose["services"].items() if name != "router"}
+    services = compose["services"]
+    servers = {name: each for name, each in services.items() if name.startswith("server-")}
     for each in servers.values():
         check_environment(each["environment"])
-        assert each["networks"] == ["inside"] and "ports" not in each
+    assert all(
+        each["networks"] == ["inside"] and "ports" not in each
+        for each in services.values()
+        if each is not services["router"]
+    )
     assert compose["networks"]["inside"]["internal"] is True
     command = compose["services"]["router"]["command"]
     replicas = [ReplicaAddress.parse(each) for each in options_of(command, "--replica")]
     assert {each.url for each in replicas} == {f"http://{name}:8000" for name in servers}
     assert all(each.events and each.replay for each in replicas)
-    named = {volume.partition(":")[0] for each in servers.values() for volume in each["volumes"]}
-    assert named == compose["volumes"].keys() and len(named) == len(servers)  # no two share a database
+    assert "--shared-state" in command  # chats are the database's, and
+    places = [volume.split(":") for each in servers.values() for volume in each["volumes"]]
+    own = [name for name, place in places if place == "/data"]
+    assert len(set(own)) == len(servers)  # no two share a data directory, but for documents' files
+    assert {name for name, place in places if place != "/data"} == {"documents"}
+    assert {*own, "documents", "database"} == compose["volumes"].keys()
+
+
+def test_the_compose_files_servers_are_given_its_database_and_its_redis() -> None:
+    """`:?` and `$` are compose's."""
+    services = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]
+    for name in ("server-a", "server-b"):
+        environment = services[name]["environment"]
+        filled: dict[str, Any] = {
+            each: re.sub(r"\$\{PONDER_PASSWORD[^}]*\}", "secret", environment[f"PONDER_{each.upper()}"])
+            for each in ("database", "redis")
+        }
+        settings = load_settings(**filled)
+        assert settings.database is not None and settings.redis is not None
+        assert settings.database.get_secret_value() == "postgresql://ponder:secret@postgres/ponder"
+        assert settings.redis.get_secret_value() == "redis://:secret@redis:6379/0"
+        assert set(services[name]["depends_on"]) == {"postgres", "redis"}
+    made = services["postgres"]["environment"]
+    assert (made["POSTGRES_USER"], made["POSTGRES_DB"]) == ("ponder", "ponder")
 
 
 def test_the_charts_values_and_metadata_are_yaml() -> None:
@@ -88,6 +115,7 @@ def test_helm_lints_the_chart(helm: str) -> None:
 
 def test_helm_renders_servers_and_a_router_that_knows_each(helm: str) -> None:
     given = ["--set", "replicas=3", "--set", "settings.PONDER_MAX_RUNNING=32", "--set", "router.adminKeySecret=keys"]
+    given += ["--set", "settingsSecret=shared", "--set", "documentsClaim=files", "--set", "router.sharedState=true"]
     done = subprocess.run([helm, "template", "mine", CHART, *given], check=True, capture_output=True, timeout=60)
     made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(done.stdout)}
     server = made["StatefulSet", "mine-server"]["spec"]
@@ -96,9 +124,12 @@ def test_helm_renders_servers_and_a_router_that_knows_each(helm: str) -> None:
     environment = {each["name"]: each["value"] for each in container["env"]}
     check_environment(environment)
     assert environment["PONDER_MAX_RUNNING"] == "32"
+    assert container["envFrom"] == [{"secretRef": {"name": "shared"}}]
+    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/data", "/data/documents"]
     router = made["Deployment", "mine-router"]["spec"]["template"]["spec"]["containers"][0]
     replicas = [ReplicaAddress.parse(each) for each in options_of(router["args"], "--replica")]
     assert [each.url for each in replicas] == [f"http://mine-server-{at}.mine-servers:8000" for at in range(3)]
+    assert "--shared-state" in router["args"]
     assert router["env"][0]["valueFrom"]["secretKeyRef"] == {"name": "keys", "key": "admin-key"}
     policy = made["NetworkPolicy", "mine-events"]["spec"]["ingress"]
     events = [each for each in policy if {"port": 5557} in each["ports"]]

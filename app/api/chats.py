@@ -185,12 +185,14 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
     store = state.store
     if given.all == "true" and given.last is not None:
         raise invalid("last", "last is of the current branch, and all=true asks for every one; accepted: one of them.")
-    row, messages = await store.chats.whole(user, chat_id)
-    tree = Tree(messages)
+    if given.last is not None:
+        row, tree, shown = await store.chats.end_of(user, chat_id, given.last)
+    else:
+        row, messages = await store.chats.whole(user, chat_id)
+        tree = Tree(messages)
+        shown = messages if given.all == "true" else tree.branch(row["leaf_id"])
     # The message as stored, not as of now: its events are read from `active_run_ids` from their start.
-    active = [m["run_id"] for m in messages if m["status"] == "running"]
-    branch = messages if given.all == "true" else tree.branch(row["leaf_id"])
-    shown = branch if given.last is None else branch[-given.last :]
+    active = [each["run_id"] for each in tree.messages.values() if each["status"] == "running"]
     sent = [SentFile(**each) for message in shown for each in message["files"]]
     files = iter(await attached(state.library, user, sent))
     return {
@@ -204,7 +206,7 @@ async def chat(user: User, state: AppState, chat_id: str, given: ChatParams) -> 
             }
             for message in shown
         ],
-        "earlier": len(branch) - len(shown),
+        "earlier": len(tree.branch(row["leaf_id"])) - len(shown) if given.last is not None else 0,
         "active_run_id": active[0] if active else None,
         "active_run_ids": active,
     }

@@ -36,6 +36,12 @@ FOLDER_NAMED = select(folders.c.id).where(
     folders.c.user == bindparam("user"), folders.c.name == bindparam("name"), folders.c.deleted_at.is_(None)
 )
 _MESSAGES = select(messages).where(messages.c.chat_id == bindparam("chat")).order_by(messages.c.position)
+_OUTLINE = (
+    select(messages.c.id, messages.c.parent_id, messages.c.run_id, messages.c.status)
+    .where(messages.c.chat_id == bindparam("chat"))
+    .order_by(messages.c.position)
+)
+_THESE = select(messages).where(messages.c.id.in_(bindparam("ids", expanding=True))).order_by(messages.c.position)
 _LAST = select(func.coalesce(func.max(messages.c.position), 0)).where(messages.c.chat_id == bindparam("chat"))
 
 
@@ -142,13 +148,17 @@ class Tree:
 
 def messages_of(db: Connection, chat_id: str) -> list[Row]:
     """All of a chat's, in every branch, the oldest first."""
-    found = rows(db, _MESSAGES, chat=chat_id)
-    for message in found:
-        message["usage"] = json.loads(message["usage"]) if message["usage"] else None
-        message["steps"] = load_steps(message["steps"])
-        message["images"] = json.loads(message["images"]) if message["images"] else []
-        message["files"] = json.loads(message["files"]) if message["files"] else []
-    return found
+    return [_loaded(message) for message in rows(db, _MESSAGES, chat=chat_id)]
+
+
+def _loaded(message: Row) -> Row:
+    return {
+        **message,
+        "usage": json.loads(message["usage"]) if message["usage"] else None,
+        "steps": load_steps(message["steps"]),
+        "images": json.loads(message["images"]) if message["images"] else [],
+        "files": json.loads(message["files"]) if message["files"] else [],
+    }
 
 
 def add_message(db: Connection, chat_id: str, message: Row) -> None:
@@ -242,6 +252,22 @@ class Chats:
         """
         chat, messages = await self._database.read(lambda db: (chat_of(db, user, id), messages_of(db, id)))
         return _shown(chat), messages
+
+    async def end_of(self, user: str, id: str, count: int) -> tuple[Row, Tree, list[Row]]:
+        """With the tree of all its messages, which have `id`, `parent_id`, `run_id` and `status` alone, and the last
+        `count` of its current branch, the oldest first.
+
+        Raises:
+            NotThere: the user has no such chat.
+        """
+
+        def read(db: Connection) -> tuple[Row, Tree, list[Row]]:
+            chat = chat_of(db, user, id)
+            tree = Tree(rows(db, _OUTLINE, chat=id))
+            ids = [each["id"] for each in tree.branch(chat["leaf_id"])[-count:]]
+            return _shown(chat), tree, [_loaded(message) for message in rows(db, _THESE, ids=ids)]
+
+        return await self._database.read(read)
 
     async def entitle(self, user: str, id: str, was: str, title: str) -> bool:
         """Gives a chat another title, unless its title is no longer `was`; whether it did."""

@@ -62,6 +62,8 @@ class EngineCore:
         self._config, self._pool, self._tiers, self._states = config, pool, tiers, states
         self._model, self._images, self._adapters = model, images or EncoderCache(), adapters or CoreAdapters()
         self._connector = connector
+        if connector is not None and tiers is not None:
+            connector.offloaded = tiers.held
         self._scheduler = Scheduler(
             config, pool, clock, tiers, states, self._images, groups, self._adapters.cache, connector
         )

@@ -116,7 +116,8 @@ class KVConnector:
     through `rows` staging rows of host memory.
 
     `wake` is called from other threads when there is something to collect. `jobs` are the scheduler's sequences, which
-    may still compute what a peer asks for.
+    may still compute what a peer asks for. `offloaded` returns the bytes of a block that host memory holds, as what a
+    peer asks for may have left the pool.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class KVConnector:
     ) -> None:  # fmt: skip
         self.wake: Callable[[], None] = lambda: None
         self.jobs: tuple[Mapping[int, SequenceState], ...] = ()
+        self.offloaded: Callable[[bytes], Tensor | None] = lambda digest: None
         self.counters, self._counting = KVTransferStats(), threading.Lock()
         self._pool, self._store, self._transport, self._clock = pool, store, transport, clock
         self._size, self._nbytes = block_size, nbytes
@@ -279,7 +281,7 @@ class KVConnector:
         self.wake()
 
     def _serve(self) -> None:
-        """Copies the blocks that peers ask for, and that are computed, to staging rows for the senders."""
+        """Copies computed blocks that peers ask for, from the pool or host memory, to staging rows for the senders."""
         while self._asked:
             self._requests.append(self._asked.popleft())
         if not self._requests:
@@ -291,15 +293,18 @@ class KVConnector:
                 self._requests.remove(request)
                 self._drain(request)
                 continue
-            request.computed |= self._pool.find(request.digests[-1]) is not None
+            request.computed |= self._has(request.digests[-1])
             most = max(1, len(self._rows) // len(self._requests))  # a slow peer leaves rows to others
             while not request.complete and self._free and request.found - request.sent < most:
                 digest = request.digests[request.found]
-                block = self._pool.find(digest)
-                if block is None:
+                if (block := self._pool.find(digest)) is not None:
+                    row = self._free.popleft()
+                    copies.append((block, self._rows[row]))
+                elif (held := self.offloaded(digest)) is not None:
+                    row = self._free.popleft()
+                    self._rows[row].copy_(held)
+                else:
                     break
-                row = self._free.popleft()
-                copies.append((block, self._rows[row]))
                 ready.append((request, digest, row))
                 request.found += 1
         if copies:
@@ -310,6 +315,9 @@ class KVConnector:
             if request.complete or not self._may_come(request):
                 self._requests.remove(request)
                 request.ready.put(request.complete)
+
+    def _has(self, digest: bytes) -> bool:
+        return self._pool.find(digest) is not None or self.offloaded(digest) is not None
 
     def _drain(self, request: BlockRequest) -> None:
         """Takes back the rows that a peer which is gone was not sent."""
@@ -325,7 +333,7 @@ class KVConnector:
         """Returns whether the next block that a peer asks for is here, or will be: the request is young, or a sequence
         computes it. One that waits for a peer itself does not: two engines would wait for each other."""
         digest, index = request.digests[request.found], request.first + request.found
-        if self._clock() - request.asked_at < GRACE_S or self._pool.find(digest) is not None:
+        if self._clock() - request.asked_at < GRACE_S or self._has(digest):
             return True
         return any(
             index < len(seq) // self._size and seq.digest(index, self._size) == digest and not self.is_waiting(seq.id)

@@ -153,6 +153,12 @@ class OffloadTiers:
             disk_bytes_per_s=self.rates.per_s("disk"),
         )
 
+    def held(self, digest: bytes) -> Tensor | None:
+        """Returns the bytes of a block that host memory holds, while nothing is copied to or from them; else None."""
+        if digest not in self.host or (row := self.host[digest]).busy:
+            return None
+        return self.host.row(row.slot)
+
     @property
     def blocks(self) -> list[int]:
         """Blocks of the pool that are being loaded: each has a reference."""

@@ -97,17 +97,11 @@ class TcpTransport:
     # -- both sides
 
     def _begin(self, name: str, run: Callable[[], None]) -> None:
-        def whole() -> None:
-            try:
-                run()
-            finally:
-                with self._lock:
-                    self._threads.discard(thread)
-
-        thread = threading.Thread(target=whole, name=name, daemon=True)
+        thread = threading.Thread(target=run, name=name, daemon=True)
         with self._lock:
+            self._threads = {each for each in self._threads if each.is_alive()}  # `close` waits for these
+            thread.start()
             self._threads.add(thread)
-        thread.start()
 
     def _keep(self, sock: socket.socket) -> None:
         """Registers a connection to be ended by `close`."""

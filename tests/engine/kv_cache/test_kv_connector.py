@@ -39,6 +39,23 @@ async def test_a_prompt_that_another_engine_read_has_the_same_answer(
     assert stats.prompt_tokens == 150 - whole_blocks * SIZE  # the rest alone was computed there
 
 
+@pytest.mark.parametrize("served", [True, False], ids=["", "host memory not served"])
+async def test_blocks_that_left_the_pool_are_sent_from_host_memory(
+    plain: EngineConfig, transfer: KVTransferConfig, served: bool
+) -> None:
+    small = replace(plain, kv_blocks=64, kv_host_bytes=8 << 20)
+    expected = await together(plain, prompt())
+    async with apart(small, replace(transfer, timeout_s=20.0)) as (prefill, decode, remote):
+        for text in (0, 1, 2, 3):  # 37 blocks each, of 64
+            await answer(prefill, prompt(text=text), FIRST)
+        if not served:
+            connector(prefill).offloaded = lambda digest: None
+        assert await answer(decode, prompt(), remote_prefill=remote) == expected
+        received = await exchanged(decode)
+    assert (received.received_blocks == 150 // SIZE) == served
+    assert received.failed_loads == int(not served)
+
+
 async def test_blocks_are_sent_while_later_chunks_of_the_prompt_are_computed(
     plain: EngineConfig, transfer: KVTransferConfig
 ) -> None:
