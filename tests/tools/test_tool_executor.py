@@ -185,13 +185,14 @@ async def test_calls_with_effects_keep_their_order_and_are_never_at_the_same_tim
 
 
 async def test_a_cancelled_run_cancels_its_tools() -> None:
-    running, stopped = asyncio.Event(), list[str]()
+    running, begun, stopped = asyncio.Event(), set[str](), list[str]()
 
     @tool(permission="none")
     async def wait(name: str) -> None:
         """Waits."""
         try:
-            if name == "b":
+            begun.add(name)
+            if begun == {"a", "b"}:
                 running.set()
             await asyncio.Event().wait()
         finally:
