@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from app.db.sqlite import STORAGE_ERRORS, KeyReused, NameTaken, NotThere, PostgresError, WrongPlace
+from app.db.sqlite import STORAGE_ERRORS, KeyReused, NameTaken, NotThere, WrongPlace
 from app.document_library import disk_trouble
 from engine.errors import (
     ChatTemplateError,
@@ -169,13 +169,13 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
             return ApiError(413, str(error), param="file", code="storage_quota_exceeded")
         case NotAllowed():
             return ApiError(403, str(error), code="not_allowed", kind="permission_error")
-        case PostgresError() | StoreError() if error.is_away:
+        case StoreError() if error.is_away:
             log.error("the PostgreSQL database does not answer: %s", error)
             message = "The server's database does not answer. Try again shortly."
             return ApiError(
                 503, message, code="database_unreachable", kind="server_error", headers={"Retry-After": "5"}
             )
-        case OSError() | sqlite3.Error() | PostgresError() | StoreError() if reason := disk_trouble(error):
+        case OSError() | sqlite3.Error() | StoreError() if reason := disk_trouble(error):
             log.error("the disk cannot be written to: %s", error)
             return ApiError(507, reason, code="disk_unusable", kind="server_error")
         case EngineRestarting():

@@ -23,6 +23,7 @@ from typing import IO, Any
 from urllib.parse import quote
 
 from app.config import BadSetting
+from retrieval.document_database import StoreError
 
 log = logging.getLogger("ponder")
 
@@ -120,20 +121,8 @@ class RunTaken(Exception):
     """Another server has taken the run over: nothing more is written to it here."""
 
 
-class PostgresError(Exception):
-    """An error of PostgreSQL: its message without the statement and its values, which may hold users' words.
-
-    `sqlstate`: its code (PostgreSQL's appendix A); None where the server did not answer.
-    """
-
-    def __init__(self, message: str, sqlstate: str | None) -> None:
-        super().__init__(message)
-        self.sqlstate = sqlstate
-
-    @property
-    def is_away(self) -> bool:
-        """True where the server could not be reached, or takes no connection or no work now."""
-        return self.sqlstate is None or self.sqlstate.startswith(("08", "57P")) or self.sqlstate in ("53300", "55P03")
+class PostgresError(StoreError):
+    """An error of PostgreSQL in the database of chats and users."""
 
     @property
     def is_conflict(self) -> bool:
