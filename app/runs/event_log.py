@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 COALESCE_S = 0.025
 
 
+def status_of(events: Sequence[LoggedEvent]) -> str:
+    """Returns "running", or how the run ended that has these events so far."""
+    last = events[-1].type if events else ""
+    return last.removeprefix("run.") if last in TERMINAL else "running"
+
+
 class EventStore(Protocol):
     """The part of a store that a log needs."""
 
@@ -79,8 +85,7 @@ class RunLog:
     @property
     def status(self) -> str:
         """ "running" until readers can have the end, then how it ended."""
-        last = self.events[-1].type if self.events else ""
-        return last.removeprefix("run.") if last in TERMINAL else "running"
+        return status_of(self.events)
 
     @property
     def last_seq(self) -> int:

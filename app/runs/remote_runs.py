@@ -17,6 +17,7 @@ from app.cluster.commands import ServerSilent
 from app.db.run_store import LoggedEvent, RunRows
 from app.db.sqlite import NotThere
 from app.errors import ApiError, from_exception
+from app.runs.event_log import status_of
 from app.runs.events import TERMINAL
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class RemoteRunLog:
     @property
     def status(self) -> str:
         """ "running", or how the run ended."""
-        last = self.events[-1].type if self.events else ""
-        return last.removeprefix("run.") if last in TERMINAL else "running"
+        return status_of(self.events)
 
     @property
     def last_seq(self) -> int:
