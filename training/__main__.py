@@ -1,10 +1,11 @@
 """`python -m training`: remake the bundled models with one command.
 
 Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer and
-then learns from Pebble's answers, and of its Medusa heads and its value head, which learn from those alone. Stop it at
-any time; `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not
-committed). `--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with
-the weights of a model that was published, where its checkpoint is gone.
+then learns from Pebble's answers, and of its Medusa heads and its value head, which learn from those alone. On request
+(`--only reinforcement`) the Pebble that is there learns from rewards for its own answers. Stop it at any time;
+`--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not committed).
+`--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with the weights
+of a model that was published, where its checkpoint is gone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tokenizers import Tokenizer
 from training import card, evaluate, export, mixture, plans, team, train_tokenizer
 from training.distil import acceptance, answers, draft, heads, value
 from training.distil.distillation import DistilPlan
+from training.reinforcement import grpo
+from training.reinforcement.rollouts import usual_workers
 from training.text import prose
 from training.trainer import Plan, Trainer, train
 
@@ -143,13 +146,33 @@ def make_value_head(arguments: argparse.Namespace) -> None:
     print(value.make(arguments.out / "pebble", arguments.work))
 
 
+def make_reinforced(arguments: argparse.Namespace) -> None:
+    """Reinforces the Pebble that is there, or the one of `--from`, and puts it in its place.
+
+    What learned from its answers before (value head, draft, Medusa heads) is to be made anew.
+    """
+    out, work = arguments.out / "pebble", arguments.work / "reinforcement"
+    plan = grpo.plan(arguments.device, steps=arguments.steps, seed=arguments.seed)
+    bfloat16 = plans.computes_bfloat16(arguments.device)
+    learner = grpo.Learner(plan, arguments.start or out, work, device=arguments.device, bfloat16=bfloat16)
+    if arguments.begin == "resume" and learner.checkpoint.exists():
+        learner.resume()
+    grpo.train(learner, arguments.processes or usual_workers(), readers=2 if arguments.device == "cuda" else 0)
+    export.export(learner.model, learner.tokenizer, out)
+    results = evaluate.run(out, arguments.questions)
+    threads = arguments.processes or torch.get_num_threads()
+    card.add_reinforcement(out, learner, results, card.hardware(arguments.device, threads))
+    card.plot_rewards(work / grpo.LOG, CURVES / "pebble-reward.png")
+
+
 MAKERS = {"pebble": make_base, "value-head": make_value_head, "pebble-draft": make_draft, "pebble-medusa": make_heads}
+ON_REQUEST = {"reinforcement": make_reinforced}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", choices=tuple(MAKERS), help="one of the models")
+    parser.add_argument("--only", choices=(*MAKERS, *ON_REQUEST), help="one of the models, or its reinforcement")
     parser.add_argument(
         "--processes",
         type=int,
@@ -182,7 +205,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models"))
     arguments = parser.parse_args()
     for name in (arguments.only,) if arguments.only else MAKERS:
-        MAKERS[name](arguments)
+        (MAKERS | ON_REQUEST)[name](arguments)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from training import mixture, pass_at_k
 from training.evaluate import EvaluationResult, table
+from training.reinforcement import grpo
 from training.trainer import Trainer
 
 CARD = """\
@@ -65,6 +68,17 @@ Remake it all with `python -m training` (`make train`).
 - It was trained on chats of up to about {longest} tokens. The format allows {positions:,} positions, yet answers get
   worse beyond what was trained.
 - Its templates are English, and so is its prose.
+"""
+
+REINFORCED = """\
+## Its reinforcement
+
+Then {steps:,} steps of reinforcement learning on judged answers (GRPO, `training/reinforcement`): in each, {answers}
+answers to {groups} questions about tools, passages, tables and sums, in training's words. The mean reward of its first
+steps was {first:.2f}, of its last {last:.2f}. {time} on {hardware}.
+
+![the mean reward of a step's answers](../../docs/img/pebble-reward.png)
+
 """
 
 REMARKS = "remarks.md"  # in a run's work folder: facts beside the numbers, as further items of the list
@@ -135,6 +149,44 @@ def plot(losses: Path, out: Path, name: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, bbox_inches="tight")
     pyplot.close(figure)
+
+
+def plot_rewards(log: Path, out: Path) -> None:
+    """The mean reward of each step's answers, from the learner's log, faint, and the mean of ten steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rewards = _rewards(log)
+    smooth = [fmean(rewards[max(0, at - 9) : at + 1]) for at in range(len(rewards))]
+    figure, axes = pyplot.subplots(figsize=(6, 3), dpi=100)
+    axes.plot(range(1, len(rewards) + 1), rewards, linewidth=1, alpha=0.3)
+    axes.plot(range(1, len(rewards) + 1), smooth, linewidth=1.5, color="C0")
+    axes.set(xlabel="step", ylabel="mean reward", title=f"{TITLES['pebble']}: reinforcement")
+    axes.grid(alpha=0.3)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _rewards(log: Path) -> list[float]:
+    return [float(json.loads(line)["reward"]) for line in log.read_text("utf-8").splitlines()]
+
+
+def add_reinforcement(out: Path, learner: grpo.Learner, results: list[EvaluationResult], hardware_name: str) -> None:
+    """Puts the new evaluation into a model's card, in the place of the old one, and says how it was reinforced."""
+    path, plan, rewards = out / "README.md", learner.plan, _rewards(learner.work / grpo.LOG)
+    text = path.read_text("utf-8")
+    evaluated = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert evaluated is not None, "every card has the table of its evaluation first"
+    text = text[: evaluated.start()] + table(results) + "\n" + text[evaluated.end() :]
+    text = re.sub(rf"^{REINFORCED.splitlines()[0]}\n(?:(?!## ).*\n)*", "", text, flags=re.MULTILINE)
+    section = REINFORCED.format(
+        steps=learner.done, answers=plan.answers, groups=plan.groups, first=fmean(rewards[:10]),
+        last=fmean(rewards[-10:]), time=duration(learner.seconds), hardware=hardware_name,
+    )  # fmt: skip
+    path.write_text(text.replace("## Limits\n", section + "## Limits\n", 1), encoding="utf-8")
 
 
 def write(

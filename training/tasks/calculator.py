@@ -187,16 +187,16 @@ def judge(made: sums.Sum, calc: Calculator) -> Callable[[Sequence[ModelReply]], 
     return judged
 
 
-def case(rng: Random, kind: str | None = None) -> Case:
-    """One sum in held-out words, a third of the time after another one; `kind` as in `training.sums.sample`."""
-    calc = calculator(rng, "held_out")
+def case(rng: Random, kind: str | None = None, phrasing: Phrasing = "held_out") -> Case:
+    """One sum, a third of the time after another one; `kind` as in `training.sums.sample`."""
+    calc = calculator(rng, phrasing)
     messages: list[Message] = []
     if rng.random() < 0.33:
-        messages += turn(rng, sums.sample(rng, "held_out", 1.0), calc, thinking=False)
-    made = sums.sample(rng, "held_out", 1.0, kind)
+        messages += turn(rng, sums.sample(rng, phrasing, 1.0), calc, thinking=False)
+    made = sums.sample(rng, phrasing, 1.0, kind)
     asked, called, _, said = turn(rng, made, calc, thinking=True)
     return Case(
-        prompt=Conversation((*messages, asked), tool_list(rng, "held_out", 1.0, calc)),
+        prompt=Conversation((*messages, asked), tool_list(rng, phrasing, 1.0, calc)),
         judge=judge(made, calc),
         wanted=(ModelReply(called.thinking, "", called.calls), ModelReply("", said.content, ())),
         answer_call=calc.answer,

@@ -304,11 +304,11 @@ def conversation(rng: Random, phrasing: Phrasing, progress: float) -> Conversati
     return Conversation(tuple(messages), tuple(offered), rng.random() < 0.9)
 
 
-def case(rng: Random) -> Case:
-    """One question in held-out words about a table with held-out names."""
-    db = tables(rng, "held_out", 1.0)
+def case(rng: Random, phrasing: Phrasing = "held_out") -> Case:
+    """One question about a table, by default in words and with names that were never trained on."""
+    db = tables(rng, phrasing, 1.0)
     kind = phrases.draw(rng, "database")
-    asked = ask(rng, "held_out", rng.choice(db.held), "count" if kind == "schema" else kind)
+    asked = ask(rng, phrasing, rng.choice(db.held), "count" if kind == "schema" else kind)
     _, rows = db.run(rng, asked.sql)
     described = db.described(rng)
     told = _told(asked, rows)

@@ -149,28 +149,28 @@ def _absent_judge(replies: Sequence[ModelReply]) -> Verdict:
     return {"says it does not know": bool(_REFUSAL.search(said)) and not _cited(said)}
 
 
-def _case(rng: Random, page: Page) -> Case:
+def _case(rng: Random, phrasing: Phrasing, page: Page) -> Case:
     labels = [f"S{number}" for number in range(1, len(page.passages) + 1)]
     asked = page.asked[0]
     layout = rng.choice(LAYOUTS[:5])
-    messages = _laid_out(rng, "held_out", Page(page.passages, (asked,)), labels, layout)
+    messages = _laid_out(rng, phrasing, Page(page.passages, (asked,)), labels, layout)
     judge = _present_judge(page, asked, labels[asked.passage]) if asked.answer else _absent_judge
     return Case(Conversation(tuple(messages[:-1])), judge, (ModelReply("", messages[-1].content, ()),))
 
 
-def case(rng: Random, passages: int = 3, present: bool = True) -> Case:
-    """A question in held-out words on made-up entities; with `present` false, one that no passage answers."""
+def case(rng: Random, passages: int = 3, present: bool = True, phrasing: Phrasing = "held_out") -> Case:
+    """A question on made-up entities; with `present` false, one that no passage answers."""
     counts = [rng.randint(2, 5) for _ in range(passages)]
-    return _case(rng, paragraphs.page(rng, "held_out", counts, 1.0, 1, 0.0 if present else 1.0))
+    return _case(rng, phrasing, paragraphs.page(rng, phrasing, counts, 1.0, 1, 0.0 if present else 1.0))
 
 
-def prose_case(rng: Random, passages: int = 3, present: bool = True) -> Case:
-    """The same on docstrings that were not trained on."""
+def prose_case(rng: Random, passages: int = 3, present: bool = True, phrasing: Phrasing = "held_out") -> Case:
+    """The same on docstrings, by default ones that were not trained on."""
     while True:
         counts = [rng.randint(2, 5) for _ in range(passages)]
-        page = quotable.page(rng, "held_out", counts, 1.0, 1, 0.0 if present else 1.0)
+        page = quotable.page(rng, phrasing, counts, 1.0, 1, 0.0 if present else 1.0)
         if page.asked and len(page.passages) == passages:
-            return _case(rng, page)
+            return _case(rng, phrasing, page)
 
 
 def _xquad_judge(answers: Sequence[str], label: str) -> Judge:

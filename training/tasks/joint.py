@@ -297,32 +297,32 @@ def _related(query: str, asked: Asked) -> bool:
     return len(words_asked & set(re.findall(r"\w{4,}", query.lower()))) * 2 >= max(1, len(words_asked))
 
 
-def case(rng: Random, kind: Kind | None = None) -> Case:
-    """One question in held-out words; in `choose` the sources answer and the calculator is not needed."""
+def case(rng: Random, kind: Kind | None = None, phrasing: Phrasing = "held_out") -> Case:
+    """One question; in `choose` the sources answer and the calculator is not needed."""
     kind = kind or rng.choice(kinds())
-    calc = calculator.calculator(rng, "held_out")
-    tools = calculator.tool_list(rng, "held_out", 1.0, calc)
+    calc = calculator.calculator(rng, phrasing)
+    tools = calculator.tool_list(rng, phrasing, 1.0, calc)
     if kind == "thought":
-        made = sums.sample(rng, "held_out", 1.0, "problem")
+        made = sums.sample(rng, phrasing, 1.0, "problem")
         asked, called, _, said = calculator.turn(rng, made, calc, thinking=True)
         wanted = (ModelReply(called.thinking, "", called.calls), ModelReply("", said.content, ()))
         return Case(Conversation((asked,), tools), calculator.judge(made, calc), wanted, calc.answer)
     if kind == "compute":
-        from_sources = computed(rng, "held_out", 1.0)
-        sources = _mixed(rng, _page(rng, "held_out", 1.0, 1), [from_sources])
+        from_sources = computed(rng, phrasing, 1.0)
+        sources = _mixed(rng, _page(rng, phrasing, 1.0, 1), [from_sources])
         labels = sources.labels(0, from_sources)
         asked, called, _, said = _compute_turn(rng, from_sources, labels, calc)
-        prompt = Conversation((_instructed(rng, "held_out", sources.text), asked), tools)
+        prompt = Conversation((_instructed(rng, phrasing, sources.text), asked), tools)
         wanted = (ModelReply("", "", called.calls), ModelReply("", said.content, ()))
         return Case(prompt, _judge_computed(from_sources, calc, labels), wanted, calc.answer)
-    page = _page(rng, "held_out", 1.0, 1)
+    page = _page(rng, phrasing, 1.0, 1)
     question = page.asked[0]
     if kind == "choose":
-        user = Message("user", _asks(rng, "held_out", question))
-        prompt = Conversation((_instructed(rng, "held_out", _sources(page)), user), tools)
+        user = Message("user", _asks(rng, phrasing, question))
+        prompt = Conversation((_instructed(rng, phrasing, _sources(page)), user), tools)
         return Case(prompt, _judge_found(question, None), (ModelReply("", _said(question), ()),), calc.answer)
-    tool = _search_tool(rng, "held_out")
-    asked, called, _, said = _search_turn(rng, "held_out", page, question, tool)
+    tool = _search_tool(rng, phrasing)
+    asked, called, _, said = _search_turn(rng, phrasing, page, question, tool)
 
     def answer_call(call: SpokenCall) -> str:
         query = tool.asked(call)

@@ -230,19 +230,19 @@ def _plain(reply: ModelReply) -> bool:
     return not reply.broken and not reply.calls and bool(reply.content.strip()) and "<tool_call>" not in reply.content
 
 
-def case(rng: Random, tools: int, kind: Kind) -> Case:
-    """One question over `tools` tools that were never trained on."""
-    offered = toolbox(rng, "held_out", 1, tools)
-    opening = _system(rng, "held_out")
+def case(rng: Random, tools: int, kind: Kind, phrasing: Phrasing = "held_out") -> Case:
+    """One question over `tools` tools, by default ones that were never trained on."""
+    offered = toolbox(rng, phrasing, 1, tools)
+    opening = _system(rng, phrasing)
     schemas = _schemas(offered)
     if kind == "none":
-        text = _none(rng, "held_out", 1, offered)
+        text = _none(rng, phrasing, 1, offered)
         prompt = Conversation((*opening, Message("user", text)), schemas)
         wanted = (ModelReply("", _REFUSALS[0], ()),)
         return Case(prompt, lambda replies: {"no call": bool(replies) and _plain(replies[0])}, wanted)
     if kind == "repair":
-        return _repair_case(rng, opening, offered)
-    asked = (_several if kind == "several" else _one)(rng, "held_out", offered)
+        return _repair_case(rng, phrasing, opening, offered)
+    asked = (_several if kind == "several" else _one)(rng, phrasing, offered)
     match = _Match(schemas)
     facts = [fact for one in asked.results for fact in one.facts] if asked.told != "Done." else []
 
@@ -272,12 +272,12 @@ def case(rng: Random, tools: int, kind: Kind) -> Case:
     )
 
 
-def _repair_case(rng: Random, opening: list[Message], offered: list[Offered]) -> Case:
+def _repair_case(rng: Random, phrasing: Phrasing, opening: list[Message], offered: list[Offered]) -> Case:
     """A call that has already failed: the model is to repair it, or to say that it can't be done."""
-    tool, gone_wrong = _mishap(rng, "held_out", offered)
+    tool, gone_wrong = _mishap(rng, phrasing, offered)
     schemas = tuple(gone_wrong.tool if other is tool else other.tool for other in offered)
     match = _Match(())
-    outcome = result(rng, tool.concept, "held_out")
+    outcome = result(rng, tool.concept, phrasing)
     error = gone_wrong.told.removeprefix("That did not work: ").rstrip(".")
 
     def judge(replies: Sequence[ModelReply]) -> Verdict:

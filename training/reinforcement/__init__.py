@@ -1,0 +1,1 @@
+"""Reinforcement learning with verifiable rewards: Pebble's own answers, judged as the evaluation judges them."""
