@@ -45,7 +45,7 @@ class Valuer(Generic[S]):
                 asked.append(node)
             else:
                 graph.score(node, known)
-        judge = self._vote if self._options.value == "votes" else self._read
+        judge = {"votes": self._vote, "head": self._head}.get(self._options.value, self._read)
         for node, value in zip(asked, await self._meter.together([judge(node) for node in asked]), strict=True):
             if isinstance(value, float):
                 graph.score(node, value)
@@ -86,6 +86,17 @@ class Valuer(Generic[S]):
             return None
         total = sum(weights)
         return sum(w * v for w, v in zip(weights, self._values, strict=True)) / total if total > 0 else 0.0
+
+    async def _head(self, node: Node[S]) -> float | None:
+        """The model's value head after the steps so far; after the question for a label, where they are not in the
+        branch."""
+        assert node.seq is not None
+        fork, length = (node.seq.fork()[0], 1) if self._problem.writes_on else self._asking(node)
+        try:
+            with self._meter.aside(length, 0) as allowed:
+                return await fork.value() if allowed else None
+        finally:
+            fork.close()
 
     async def _vote(self, node: Node[S]) -> float | None:
         """The mean of sampled judgements; one that is no label counts as 0."""

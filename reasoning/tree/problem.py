@@ -111,7 +111,7 @@ class Asking:
 Search = Literal["bfs", "dfs", "mcts"]
 SAMPLES = 4  # of one step each
 
-Value = Literal["read", "votes", "check", "likelihood"]
+Value = Literal["read", "votes", "check", "likelihood", "head"]
 
 
 class TreeOptions(Options):
@@ -121,9 +121,9 @@ class TreeOptions(Options):
     one. Every state is asked `samples` times for next steps: by default once for a list, or 4 times for one each.
 
     `value` says where values come from: the log-probabilities of the labels, read at once; `votes` sampled judgements;
-    the problem's checker alone; or the probability of the steps that lead there. The checker's word counts before the
-    model's in any case. States below `threshold` are not followed. A finished state solves the task where the checker
-    says so or, where it says nothing, from the value `solved_value` on.
+    the problem's checker alone; the probability of the steps that lead there; or the model's value head (`head`). The
+    checker's word counts before the model's in any case. States below `threshold` are not followed. A finished state
+    solves the task where the checker says so or, where it says nothing, from the value `solved_value` on.
 
     Raises:
         ValidationError: a value is out of range, or two contradict each other.

@@ -176,7 +176,7 @@ async def search(
     `seq` is the prefix of every branch, one token at least; it is not changed.
 
     Raises:
-        InvalidParameter: several samples are asked for at temperature 0.
+        InvalidParameter: several samples are asked for at temperature 0, or `value` is the head of a model without one.
         EngineError: as the engine raises it; a branch that does not fit the context is pruned instead.
     """
     if options.times(problem.writes_on) > 1 and options.temperature == 0:
@@ -224,9 +224,13 @@ async def tree(seq: EngineSequence, context: Context, options: TreeOptions) -> Y
     used up.
 
     Raises:
-        InvalidParameter: the options go beyond the quota, or the span has a constraint, which steps cannot keep to.
+        InvalidParameter: the options go beyond the quota, the model has no value head for `value`, or the span has a
+            constraint, which steps cannot keep to.
     """
     refuse_fields(context, "a tree of steps", "constraint", "stop", "logprobs")
+    if options.value == "head" and not context.value_head:
+        message = "value is 'head', and the model has no value head that is read; accepted: read, votes, check,"
+        raise InvalidParameter("value", f"{message} likelihood.")
     writes_on = context.problem is None or context.problem.writes_on
     quota, wide = context.quota, options.beam * options.times(writes_on)
     if options.nodes > quota.nodes:

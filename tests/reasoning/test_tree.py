@@ -6,16 +6,20 @@ The scripted model grows trees of letters, which it can neither propose well nor
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from pydantic import ValidationError
 
 from engine import Engine, EngineConfig, InvalidParameter
+from engine.model.value_head import ValueHead
 from reasoning.strategy import Event
 from reasoning.tree import (
     NodeAdded,
@@ -244,6 +248,40 @@ async def test_an_error_of_the_problem_comes_through_and_leaves_nothing(engine: 
     problem.read = lambda state, reply: 1 // 0  # type: ignore[assignment,method-assign,return-value]  # it raises
     with pytest.raises(ZeroDivisionError):
         await grown(engine, problem, small())
+    await assert_clean(engine)
+
+
+@pytest.mark.parametrize("writes_on", [False, True])
+async def test_the_value_head_values_states(model: Path, tmp_path: Path, writes_on: bool) -> None:
+    path = tmp_path / "valued"
+    shutil.copytree(model, path)
+    size = json.loads((path / "config.json").read_text())["hidden_size"]
+    ValueHead(torch.randn(size, generator=torch.Generator().manual_seed(1)), torch.tensor(0.0)).save(path)
+    async with await Engine.start(EngineConfig(str(path), dtype="float32", kv_blocks=1024)) as engine:
+        problem = Letters(engine, writes_on=writes_on)
+        # a step of one token is the letter that it adds
+        options = small(value="head", nodes=40, step_tokens=1 if writes_on else 6)
+        words, values = {0: ""}, dict[str, float]()
+        for event in await grown(engine, problem, options):
+            if isinstance(event, NodeAdded) and event.parent is not None:
+                words[event.node] = words[event.parent] + event.text
+            elif isinstance(event, NodeScored):
+                values[words[event.node]] = event.value
+        asked = {word: value for word, value in values.items() if len(word) < problem.length}  # others are checked
+        assert len(asked) > 2 and (
+            len(set(asked.values())) > 2 or not writes_on
+        )  # this model reads the last letter alone
+        for word, value in asked.items():
+            prompt = engine.tokenizer.encode(f"Letters.\n{word}")
+            async with await engine.open([*prompt, *(() if writes_on else problem.value_prompt(word))]) as seq:
+                assert await seq.value() == pytest.approx(value, abs=1e-5), word
+        await assert_clean(engine)
+
+
+@together
+async def test_without_a_value_head_its_values_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidParameter, match="no value head"):
+        await grown(engine, Letters(engine), small(value="head"))
     await assert_clean(engine)
 
 
