@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 from training import export
 from training.alignment import NOWHERE, ROLES
 from training.mixture import Reader, stacked
-from training.reinforcement.rollouts import Group, RolloutWorkers
+from training.reinforcement.rollouts import RolloutGroup, RolloutWorkers
 from training.torch_model import Model, TrainingBatch
 from training.train_tokenizer import END_OF_TEXT, token_id
 from training.trainer import Plan as MixturePlan
@@ -75,7 +75,7 @@ def advantages(rewards: Sequence[float]) -> list[float]:
     return [(reward - mean) / deviation if deviation > 1e-6 else 0.0 for reward in rewards]
 
 
-def policy_rows(groups: Iterable[Group]) -> list[PolicyRow]:
+def policy_rows(groups: Iterable[RolloutGroup]) -> list[PolicyRow]:
     """Returns the messages that have an advantage, the longest first."""
     made = [
         PolicyRow(prompt, answer, advantage)
@@ -154,7 +154,7 @@ class Learner:
         export.export(self.model, self.tokenizer, folder)
         return folder
 
-    def step(self, groups: Sequence[Group], replayed: Sequence[TrainingBatch]) -> dict[str, float]:
+    def step(self, groups: Sequence[RolloutGroup], replayed: Sequence[TrainingBatch]) -> dict[str, float]:
         """Takes one step on judged answers and on batches of the mixture. Returns the norms of both gradients."""
         rows = policy_rows(groups)
         tokens = sum(len(row.answer) for row in rows)
@@ -189,7 +189,7 @@ def _norm(model: Model) -> float:
     return float(torch.stack([gradient.norm() for gradient in gradients]).norm()) if gradients else 0.0
 
 
-def summary(groups: Sequence[Group]) -> dict[str, float]:
+def summary(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Returns the mean reward of each task's answers."""
     rewards = defaultdict[str, list[float]](list)
     for group in groups:

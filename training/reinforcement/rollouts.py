@@ -38,7 +38,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RolloutGroup:
     """The answers to one question of a task."""
 
     task: str
@@ -46,7 +46,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RolloutRequest:
     """Some questions of a step: their number, how many answers each gets, and what seeds them."""
 
     weights: Path  # a model's folder, another one at each step
@@ -64,7 +64,7 @@ class RolloutWorker:
         self._engine: Engine | None = None
         self._weights: Path | None = None
 
-    def answer(self, asked: Asked) -> list[Group]:
+    def answer(self, asked: RolloutRequest) -> list[RolloutGroup]:
         return self._loop.run_until_complete(self._answer(asked))
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class RolloutWorker:
             self._engine = None
         self._loop.close()
 
-    async def _answer(self, asked: Asked) -> list[Group]:
+    async def _answer(self, asked: RolloutRequest) -> list[RolloutGroup]:
         if self._engine is None or self._weights != asked.weights:
             if self._engine is not None:
                 await self._engine.stop()
@@ -88,7 +88,7 @@ class RolloutWorker:
         )
 
 
-async def group(engine: Engine, seed: str, answers: int) -> Group:
+async def group(engine: Engine, seed: str, answers: int) -> RolloutGroup:
     """Samples `answers` answers to the question of a seed, at temperature 1, calls held to no schema."""
     rng = Random(f"reinforcement-{seed}")
     task, case = questions.sample(rng)
@@ -104,7 +104,7 @@ async def group(engine: Engine, seed: str, answers: int) -> Group:
         )
         return Rollout(said, questions.reward(case, [turn.reply for turn in taken]))
 
-    return Group(task, tuple(await asyncio.gather(*(one(number) for number in range(answers)))))
+    return RolloutGroup(task, tuple(await asyncio.gather(*(one(number) for number in range(answers)))))
 
 
 _of_worker: list[RolloutWorker] = []
@@ -116,7 +116,7 @@ def _start_worker() -> None:
     Finalize(None, _of_worker[0].close, exitpriority=1)  # a process of a pool runs no `atexit`
 
 
-def _answer_in_worker(asked: Asked) -> list[Group]:
+def _answer_in_worker(asked: RolloutRequest) -> list[RolloutGroup]:
     return _of_worker[0].answer(asked)
 
 
@@ -126,10 +126,11 @@ class RolloutWorkers:
     def __init__(self, count: int) -> None:
         self._pool = ProcessPoolExecutor(count, get_context("spawn"), _start_worker)
 
-    def sample(self, weights: Path, seed: str, groups: int, answers: int, at_once: int = 2) -> Iterator[Group]:
+    def sample(self, weights: Path, seed: str, groups: int, answers: int, at_once: int = 2) -> Iterator[RolloutGroup]:
         """Yields so many groups of `answers` answers each, `at_once` questions of one worker at a time."""
         asked = [
-            Asked(weights, seed, first, min(at_once, groups - first), answers) for first in range(0, groups, at_once)
+            RolloutRequest(weights, seed, first, min(at_once, groups - first), answers)
+            for first in range(0, groups, at_once)
         ]
         for made in self._pool.map(_answer_in_worker, asked):
             yield from made

@@ -17,7 +17,7 @@ from training.conversation import ModelReply, Phrasing
 from training.evaluate import EvaluationResult
 from training.reinforcement import grpo, questions
 from training.reinforcement.grpo import Learner, ReinforcementPlan, advantages, batches, policy_rows
-from training.reinforcement.rollouts import Asked, Group, Rollout, RolloutWorker
+from training.reinforcement.rollouts import RolloutRequest, RolloutGroup, Rollout, RolloutWorker
 from training.torch_model import Model
 
 PEBBLE = Path("models/pebble")
@@ -26,9 +26,9 @@ PLAN = ReinforcementPlan(
 )
 
 
-def group(*answers: tuple[list[int], float], prompt: list[int] | None = None) -> Group:
+def group(*answers: tuple[list[int], float], prompt: list[int] | None = None) -> RolloutGroup:
     prompt = [5, 6, 7] if prompt is None else prompt
-    return Group("a task", tuple(Rollout(((prompt, answer),), reward) for answer, reward in answers))
+    return RolloutGroup("a task", tuple(Rollout(((prompt, answer),), reward) for answer, reward in answers))
 
 
 def test_advantages_are_rewards_against_their_group() -> None:
@@ -108,7 +108,7 @@ def test_questions_are_in_the_words_of_training(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_rollouts_follow_from_their_seed() -> None:
-    asked = Asked(PEBBLE, "a-seed", 3, 2, 3)
+    asked = RolloutRequest(PEBBLE, "a-seed", 3, 2, 3)
     workers = RolloutWorker(), RolloutWorker(), RolloutWorker()
     first, again = workers[0].answer(asked), workers[1].answer(asked)
     assert first == again, "the same weights and seed give the same answers"
