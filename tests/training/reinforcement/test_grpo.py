@@ -17,7 +17,7 @@ from training.conversation import ModelReply, Phrasing
 from training.evaluate import EvaluationResult
 from training.reinforcement import grpo, questions
 from training.reinforcement.grpo import Learner, ReinforcementPlan, advantages, batches, policy_rows
-from training.reinforcement.rollouts import RolloutRequest, RolloutGroup, Rollout, RolloutWorker
+from training.reinforcement.rollouts import Rollout, RolloutGroup, RolloutRequest, RolloutWorker
 from training.torch_model import Model
 
 PEBBLE = Path("models/pebble")
