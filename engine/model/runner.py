@@ -83,10 +83,13 @@ class Saving:
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             row.copy_(gathered, non_blocking=True)
-            gathered.record_stream(self._stream)  # its memory is not given to others before
             arrived = torch.cuda.Event(blocking=True)
             arrived.record(self._stream)
-        return arrived.synchronize
+
+        def wait(_kept: Tensor = gathered) -> None:  # its memory is given to others after the copy
+            arrived.synchronize()
+
+        return wait
 
     def wait(self) -> None:
         """Waits until all saved blocks have arrived."""

@@ -125,6 +125,27 @@ def test_a_runner_that_goes_tile_by_tile_saves_no_layers(tmp_path: Path) -> None
     assert not saved
 
 
+@pytest.mark.parametrize("filled", ["C++"], indirect=True)
+@pytest.mark.parametrize(("saves", "calls"), [(False, 1), (True, 3)], ids=["without a connector", "layer by layer"])
+def test_the_native_layers_are_one_call_unless_each_is_saved(filled: Filled, saves: bool, calls: int) -> None:
+    native, ranges = filled.decoder._cpu, list[tuple[int, int]]()
+    assert native is not None
+    library = native._library
+
+    class Counted:
+        def ponder_layers(self, model: Any, step: Any, first: Any, last: Any) -> int:
+            ranges.append((first.value, last.value))
+            code: int = library.ponder_layers(model, step, first, last)
+            return code
+
+    native._library = Counted()  # type: ignore[assignment]  # that counts
+    step = filled.step()
+    step.save_kv_layer = (lambda layer: None) if saves else None
+    with torch.inference_mode():
+        filled.runner.run(step)
+    assert len(ranges) == calls and ranges[0][0] == 0 and ranges[-1][1] == 3
+
+
 def test_a_header_names_layers_of_blocks() -> None:
     digests, payload = [b"a" * 16, b"b" * 16], b"keys and values"
     header = LayersHeader.read(layers_header(b"l" * 16, digests, range(2, 5), payload))
