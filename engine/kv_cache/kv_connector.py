@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -361,14 +361,14 @@ class KVConnector:
         if not self._requests:
             return
         copies: list[tuple[int, Tensor]] = []
-        ready: list[tuple[BlockRequest, bytes, int]] = []
+        ready: list[tuple[BlockRequest, StagedBlocks]] = []
         for request in list(self._requests):
             if not request.computed and self._is_computed(request.digests[-1]):
                 request.computed = True
                 self.counters.computed_at = self._clock()
             most = max(1, len(self._rows) // len(self._requests))  # a slow peer leaves rows to others
             for filling in request.filling.copy():
-                self._stage_layers(request, filling, most)
+                ready += self._stage_layers(request, filling, most)
             while request.found < len(request.digests) and self._free and request.staged - request.sent < most:
                 digest = request.digests[request.found]
                 if (block := self._pool.find(digest)) is not None:
@@ -379,17 +379,17 @@ class KVConnector:
                     self._rows[row].copy_(held)
                 elif self._written and digest in self._filled:
                     self._begin_filling(request)
-                    self._stage_layers(request, request.filling[-1], most)
+                    ready += self._stage_layers(request, request.filling[-1], most)
                     continue
                 else:
                     break
-                ready.append((request, digest, row))
+                ready.append((request, StagedBlocks((digest,), row, self._nbytes, arrived=self._store.saved)))
                 request.found += 1
                 request.staged += 1
         if copies:
             self._store.save(copies)
-        for request, digest, row in ready:
-            request.ready.put(StagedBlocks((digest,), row, self._nbytes, arrived=self._store.saved))
+        for request, staged in ready:  # last: threads that begin to send would take turns with every copy above
+            request.ready.put(staged)
         for request in list(self._requests):
             if request.complete or request.lost or not (request.filling or self._may_come(request)):
                 self._requests.remove(request)
@@ -411,8 +411,11 @@ class KVConnector:
         request.filling.append(_Filling(first, digests, tuple(self._filled[each] for each in digests)))
         request.found = end
 
-    def _stage_layers(self, request: BlockRequest, filling: _Filling, most: int) -> None:
-        """Copies layers that a request's blocks have by now to staging rows; all that are left, after their step."""
+    def _stage_layers(
+        self, request: BlockRequest, filling: _Filling, most: int
+    ) -> Iterator[tuple[BlockRequest, StagedBlocks]]:
+        """Copies layers that a request's blocks have by now to staging rows; all that are left, after their step.
+        Yields each row for the sender."""
         written, last = self._written, self._decoder_layers
         blocks = dict(zip(filling.digests, filling.blocks, strict=True))
         if any(self._filled.get(digest) != block for digest, block in blocks.items()):
@@ -436,7 +439,7 @@ class KVConnector:
                 filling.layers = end
                 whole = end == len(self._layers)
                 request.staged += 1
-                request.ready.put(StagedBlocks(filling.digests, row, nbytes, layers, whole, arrived))
+                yield request, StagedBlocks(filling.digests, row, nbytes, layers, whole, arrived)
         if filling.layers == len(self._layers):
             request.filling.remove(filling)
 
