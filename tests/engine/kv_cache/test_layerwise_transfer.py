@@ -260,7 +260,9 @@ FAULTS: dict[str, Callable[..., bytes]] = {
     "layers that are not there": lambda layout, digests, layers, payload: layers_header(
         layout, digests, range(9), payload
     ),
-    "fewer blocks": lambda layout, digests, layers, payload: layers_header(layout, digests[:-1], layers, payload),
+    "fewer blocks": lambda layout, digests, layers, payload: layers_header(
+        layout, digests[:-1] or digests, layers, payload
+    ),
     "more blocks": lambda layout, digests, layers, payload: layers_header(layout, digests * 99, layers, payload),
     "noise": lambda layout, digests, layers, payload: LAYERS_MAGIC + bytes(range(48)),
 }
