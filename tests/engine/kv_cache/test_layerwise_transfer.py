@@ -16,6 +16,8 @@ import pytest
 
 from engine import Engine, EngineConfig
 from engine.config import KVTransferConfig
+from engine.core.request import SequenceState
+from engine.core.step import Row
 from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector, tcp_transport
 from engine.kv_cache.kv_connector import BlockRequest, BlockSource, StagedBlocks
@@ -210,6 +212,20 @@ async def test_small_layers_leave_together(
     assert staged == expected
 
 
+async def test_a_block_whose_last_token_is_not_known_yet_is_not_named(
+    plain: EngineConfig, layers: KVTransferConfig
+) -> None:
+    """A step that is launched ahead of the tokens fills it; a digest without its last token would be another's."""
+    async with await Engine.start(replace(plain, kv_transfer=replace(layers, layerwise_min_tokens=1))) as engine:
+        made, seq = connector(engine), SequenceState(1, prompt(7), b"", 1, table=[3, 9], kv_len=7)
+        assert made.bind_connector_metadata([Row(seq, 7, 1, 7, sampled_at=0)]) is None
+        assert not seq.digests
+        assert made.bind_connector_metadata([Row(seq, 2, 5, 7)]) is None, "it ends within a block"
+        seq.tokens.append(5)
+        assert made.bind_connector_metadata([Row(seq, 7, 1, 7)]) is not None
+        assert made._filled == {seq.digest(1, SIZE): 9}
+
+
 # -- what fails
 
 
@@ -308,6 +324,52 @@ async def test_a_layer_that_comes_twice_is_never_used(
         assert await answering == expected
         received = await exchanged(decode)
     assert (received.received_blocks, received.failed_loads) == (3, 1)
+
+
+async def test_a_block_that_lacks_a_layer_is_never_used(
+    plain: EngineConfig, layers: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = TcpTransport._send_blocks
+
+    def leave_out(self: TcpTransport, sock: socket.socket, source: BlockSource, *each: Any) -> None:
+        request, staged = each
+        if staged.layers == range(1, 2):
+            source.sent(request, staged, 1e-6)
+        else:
+            send(self, sock, source, request, staged)
+
+    monkeypatch.setattr(TcpTransport, "_send_blocks", leave_out)
+    config = replace(plain, max_batch_tokens=256)
+    expected = await together(config, prompt())
+    async with apart(config, layers) as (prefill, decode, remote):
+        answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
+        await until(lambda: bool(connector(prefill)._requests))
+        await answer(prefill, prompt(), FIRST)
+        assert await answering == expected
+        received = await exchanged(decode)
+    assert (received.received_blocks, received.failed_loads) == (0, 1)
+
+
+async def test_nothing_is_sent_from_where_a_block_was_while_its_step_ran(
+    plain: EngineConfig, layers: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is over, and the block belongs to another sequence by now."""
+    monkeypatch.setattr(kv_connector, "GRACE_S", 0.1)
+    config = replace(plain, max_batch_tokens=256, kv_transfer=layers)
+    async with await Engine.start(config) as engine:
+        await answer(engine, prompt(), FIRST)
+        made = connector(engine)
+        digests = tuple(each.digest for _, each in engine._core._pool.contents())
+        monkeypatch.setattr(made._pool, "find", lambda digest: None)
+        request = made.serve(0, digests)
+
+        def answered() -> bool:
+            made.poke()
+            return not request.ready.empty()
+
+        await until(answered)
+        assert request.ready.get() is False
+        monkeypatch.undo()
 
 
 async def test_a_peer_of_an_older_version_is_refused_by_it(
