@@ -115,6 +115,17 @@ def test_the_parts_of_all_layers_are_the_block(filled: Filled) -> None:
     assert torch.equal(rows[:2], rows[2:]) and not torch.equal(rows[0], rows[1])
 
 
+def test_layers_of_multi_token_prediction_follow_those_of_the_decoder() -> None:
+    """Their K/V is written after the decoder's layers have run, and belongs to the same blocks."""
+    cpu = torch.device("cpu")
+    kv = KVCache(2, 9, SIZE, 2, 8, torch.float32, cpu, mtp=KVCache(1, 12, SIZE, 2, 8, torch.float32, cpu))
+    parts, row = kv.layer_parts(), torch.ones(kv.block_nbytes, dtype=torch.uint8)
+    assert (parts.decoder_layers, len(parts.nbytes)) == (2, 3) and sum(parts.nbytes) == kv.block_nbytes
+    parts.write((4,), range(2, 3), row[: parts.nbytes[2]])
+    kv.read_block(4, row)
+    assert row[-parts.nbytes[2] :].eq(1).all() and not row[: -parts.nbytes[2]].any()
+
+
 def test_a_runner_that_goes_tile_by_tile_saves_no_layers(tmp_path: Path) -> None:
     """Its first tile has all layers before the second has any."""
     filled = Filled(tiny.save(tiny.build(*tiny.MODELS["qwen3"]), tmp_path), "torch", None, deterministic=True)

@@ -66,6 +66,7 @@ async def asked_before(
         ("random_model", {"kv_dtype": "int8", "max_batch_tokens": 256}),
         ("wide_model", {"dtype": "bfloat16"}),
         pytest.param("random_model", {"loop": "overlapped"}, marks=pytest.mark.slow),
+        pytest.param("random_model", {"kv_dtype": "fp8"}, marks=pytest.mark.slow),
         pytest.param(
             "wide_model", {"kv_dtype": "int4", "dtype": "bfloat16", "kv_max_kl": 100.0}, marks=pytest.mark.slow
         ),
@@ -75,7 +76,7 @@ async def asked_before(
         pytest.param("random_hybrid_mixture", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
     ],
     ids=[
-        "torch", "8 bits, one chunk", "C++", "overlapped loop", "C++, 4 bits", "experts", "latents",
+        "torch", "8 bits, one chunk", "C++", "overlapped loop", "fp8", "C++, 4 bits", "experts", "latents",
         "short convolutions", "short convolutions and experts",
     ],
 )  # fmt: skip
@@ -210,6 +211,19 @@ async def test_small_layers_leave_together(
         await answer(prefill, prompt(6), FIRST)
         await answering
     assert staged == expected
+
+
+async def test_two_peers_that_ask_for_one_prompt_both_get_its_layers(
+    chunks: EngineConfig, layers: KVTransferConfig
+) -> None:
+    expected = await together(chunks, prompt())
+    consumer = replace(chunks, kv_transfer=replace(layers, kv_role="kv_consumer"))
+    async with apart(chunks, layers) as (prefill, decode, remote), await Engine.start(consumer) as other:
+        asked = [asyncio.create_task(answer(each, prompt(), remote_prefill=remote)) for each in (decode, other)]
+        await until(lambda: len(connector(prefill)._requests) == 2)
+        await answer(prefill, prompt(), FIRST)
+        assert await asyncio.gather(*asked) == [expected] * 2
+        assert (await exchanged(prefill)).layerwise_blocks == 2 * BLOCKS
 
 
 async def test_a_block_whose_last_token_is_not_known_yet_is_not_named(
