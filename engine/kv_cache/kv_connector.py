@@ -346,14 +346,15 @@ class KVConnector:
 
     def save_kv_layer(self, layer: int) -> None:
         """Hands peers this layer of the blocks that they ask for and the running step fills. Called in the step's
-        thread, after the layer's K/V (vLLM's name; the cache and the step are known here). The core's calls of this
-        object never come while a step is in that thread."""
+        thread, after the layer's K/V (vLLM's name; the cache and the step are known here). Where that thread is not the
+        core's, the core may end sequences meanwhile, but calls `collect` and `ran` after the step."""
         self._written = layer + 1
-        self._serve()
+        self._serve(running=True)
 
-    def _serve(self) -> None:
+    def _serve(self, *, running: bool = False) -> None:
         """Copies computed blocks that peers ask for, from the pool or host memory, to staging rows for the senders; of
-        those that the running step fills, the layers so far."""
+        those that a `running` step fills, the layers so far. After the step, ends requests of which no more will come.
+        """
         while self._asked:
             self._requests.append(self._asked.popleft())
         while self._over:
@@ -391,7 +392,7 @@ class KVConnector:
         for request, staged in ready:  # last: threads that begin to send would take turns with every copy above
             request.ready.put(staged)
         for request in list(self._requests):
-            if request.complete or request.lost or not (request.filling or self._may_come(request)):
+            if request.complete or request.lost or not (running or request.filling or self._may_come(request)):
                 self._requests.remove(request)
                 request.ready.put(request.complete)
 

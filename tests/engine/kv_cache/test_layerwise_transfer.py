@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -238,6 +238,28 @@ async def test_a_block_whose_last_token_is_not_known_yet_is_not_named(
         seq.tokens.append(5)
         assert made.bind_connector_metadata([Row(seq, 7, 1, 7)]) is not None
         assert made._filled == {seq.digest(1, SIZE): 9}
+
+
+async def test_sequences_may_end_while_a_step_hands_layers_to_peers(
+    plain: EngineConfig, layers: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the overlapped loop the core ends them in its own thread: the step's reads none."""
+    monkeypatch.setattr(kv_connector, "GRACE_S", 0.0)
+
+    class Changing(dict[int, SequenceState]):
+        def values(self) -> NoReturn:
+            raise RuntimeError("dictionary changed size during iteration")
+
+    async with await Engine.start(replace(plain, kv_transfer=layers)) as engine:
+        made = connector(engine)
+        made.wake, jobs = lambda: None, made.jobs
+        made.jobs = (Changing(),)
+        request = made.serve(0, (bytes(16),))
+        made.save_kv_layer(0)
+        assert request.ready.empty(), "it may be computed in the next step"
+        made.jobs = jobs
+        made.ran()
+        assert request.ready.get() is False
 
 
 # -- what fails
