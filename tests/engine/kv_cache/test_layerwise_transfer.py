@@ -44,16 +44,19 @@ def layers(transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch) -> KVTra
     return replace(transfer, layerwise_min_tokens=16)
 
 
-async def asked_before(
-    config: EngineConfig, transfer: KVTransferConfig
-) -> tuple[tuple[int, ...], KVTransferStats, int]:
-    """Returns the answer for a prompt whose K/V is asked for before it is computed, the producer's statistics, and the
-    bytes of a block."""
+async def asked_before(prefill: Engine, decode: Engine, remote: RemotePrefill) -> tuple[int, ...]:
+    """Returns the answer for a prompt whose K/V is asked for before it is computed."""
+    answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
+    await until(lambda: bool(connector(prefill)._requests))
+    await answer(prefill, prompt(), FIRST)
+    return await answering
+
+
+async def transferred(config: EngineConfig, transfer: KVTransferConfig) -> tuple[tuple[int, ...], KVTransferStats, int]:
+    """Returns the answer of `asked_before`, the producer's statistics, and the bytes of a block."""
     async with apart(config, transfer) as (prefill, decode, remote):
-        answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
-        await until(lambda: bool(connector(prefill)._requests))
-        await answer(prefill, prompt(), FIRST)
-        tokens, sent, received = await answering, await exchanged(prefill), await exchanged(decode)
+        tokens = await asked_before(prefill, decode, remote)
+        sent, received = await exchanged(prefill), await exchanged(decode)
         assert (received.received_blocks, received.failed_loads) == (BLOCKS, 0)
         assert sorted(connector(prefill)._free) == list(range(len(connector(prefill)._rows))), "no row is lost"
         return tokens, sent, connector(prefill)._nbytes
@@ -86,7 +89,7 @@ async def test_the_answer_is_the_same_together_by_chunk_and_by_layer(
     config = replace(chunks, model=str(request.getfixturevalue(model)), **options)
     expected = await together(config, prompt())
     for way, by_layer in ((replace(layers, use_layerwise=False), 0), (layers, BLOCKS)):
-        tokens, sent, nbytes = await asked_before(config, way)
+        tokens, sent, nbytes = await transferred(config, way)
         assert tokens == expected
         assert (sent.sent_blocks, sent.layerwise_blocks) == (BLOCKS, by_layer)
         assert sent.sent_bytes == BLOCKS * nbytes
@@ -101,7 +104,7 @@ async def test_blocks_are_sent_as_a_whole_where_layers_are_not(
     chunks: EngineConfig, layers: KVTransferConfig, tokens: int, options: dict[str, Any]
 ) -> None:
     config = replace(chunks, **options)
-    found, sent, _ = await asked_before(config, replace(layers, layerwise_min_tokens=tokens))
+    found, sent, _ = await transferred(config, replace(layers, layerwise_min_tokens=tokens))
     assert found == await together(config, prompt())
     assert (sent.sent_blocks, sent.layerwise_blocks) == (BLOCKS, 0)
 
@@ -114,7 +117,7 @@ async def test_a_few_rows_of_staging_memory_are_enough(
     expected = await together(chunks, prompt())
     async with await Engine.start(replace(chunks, kv_transfer=layers)) as engine:
         nbytes = connector(engine)._nbytes
-    tokens, sent, _ = await asked_before(chunks, replace(layers, kv_buffer_size=2 * nbytes))
+    tokens, sent, _ = await transferred(chunks, replace(layers, kv_buffer_size=2 * nbytes))
     assert tokens == expected and sent.sent_bytes == BLOCKS * nbytes and sent.layerwise_blocks > 0
 
 
@@ -265,6 +268,18 @@ async def test_sequences_may_end_while_a_step_hands_layers_to_peers(
 # -- what fails
 
 
+async def ends_early(config: EngineConfig, layers: KVTransferConfig, blocks: int) -> None:
+    """Asserts that a load ends with so many blocks, the rest is computed to the same tokens, and no row is lost."""
+    expected = await together(config, prompt())
+    async with apart(config, layers) as (prefill, decode, remote):
+        assert await asked_before(prefill, decode, remote) == expected
+        received, stats = await exchanged(decode), await decode.stats()
+        made = connector(prefill)
+        await until(lambda: sorted(made._free) == list(range(len(made._rows))))
+    assert (received.received_blocks, received.failed_loads) == (blocks, 1)
+    assert stats.prompt_tokens == 150 - SIZE * blocks
+
+
 class Cut(TcpTransport):
     """Sends some rows, and half of the next one."""
 
@@ -290,17 +305,7 @@ async def test_a_peer_killed_in_the_midst_of_a_layer_leaves_no_half_block(
     """37 blocks are 13 rows of a layer. Where the last layer is cut, blocks before are whole, and used."""
     monkeypatch.setattr(Cut, "rows", rows)
     monkeypatch.setattr(tcp_transport, "TcpTransport", Cut)
-    config = replace(plain, max_batch_tokens=256)
-    expected = await together(config, prompt())
-    async with apart(config, layers) as (prefill, decode, remote):
-        answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
-        await until(lambda: bool(connector(prefill)._requests))
-        await answer(prefill, prompt(), FIRST)
-        assert await answering == expected
-        received, stats = await exchanged(decode), await decode.stats()
-        assert sorted(connector(prefill)._free) == list(range(len(connector(prefill)._rows)))
-    assert received.failed_loads == 1 and received.received_blocks == max(0, 3 * (rows - 26))
-    assert stats.prompt_tokens == 150 - SIZE * received.received_blocks
+    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=max(0, 3 * (rows - 26)))
 
 
 FAULTS: dict[str, Callable[..., bytes]] = {
@@ -325,16 +330,7 @@ async def test_layers_of_something_else_are_never_used(
     plain: EngineConfig, layers: KVTransferConfig, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(tcp_transport, "layers_header", FAULTS[fault])
-    config = replace(plain, max_batch_tokens=256)
-    expected = await together(config, prompt())
-    async with apart(config, layers) as (prefill, decode, remote):
-        answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
-        await until(lambda: bool(connector(prefill)._requests))
-        await answer(prefill, prompt(), FIRST)
-        assert await answering == expected
-        received = await exchanged(decode)
-        assert (received.received_blocks, received.failed_loads) == (0, 1)
-        assert (await decode.stats()).prompt_tokens == 150
+    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=0)
 
 
 async def test_a_layer_that_comes_twice_is_never_used(
@@ -351,15 +347,7 @@ async def test_a_layer_that_comes_twice_is_never_used(
         send(self, sock, source, request, staged)
 
     monkeypatch.setattr(TcpTransport, "_send_blocks", twice)
-    config = replace(plain, max_batch_tokens=256)
-    expected = await together(config, prompt())
-    async with apart(config, layers) as (prefill, decode, remote):
-        answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
-        await until(lambda: bool(connector(prefill)._requests))
-        await answer(prefill, prompt(), FIRST)
-        assert await answering == expected
-        received = await exchanged(decode)
-    assert (received.received_blocks, received.failed_loads) == (3, 1)
+    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=3)
 
 
 async def test_a_block_that_lacks_a_layer_is_never_used(
@@ -375,15 +363,7 @@ async def test_a_block_that_lacks_a_layer_is_never_used(
             send(self, sock, source, request, staged)
 
     monkeypatch.setattr(TcpTransport, "_send_blocks", leave_out)
-    config = replace(plain, max_batch_tokens=256)
-    expected = await together(config, prompt())
-    async with apart(config, layers) as (prefill, decode, remote):
-        answering = asyncio.create_task(answer(decode, prompt(), remote_prefill=remote))
-        await until(lambda: bool(connector(prefill)._requests))
-        await answer(prefill, prompt(), FIRST)
-        assert await answering == expected
-        received = await exchanged(decode)
-    assert (received.received_blocks, received.failed_loads) == (0, 1)
+    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=0)
 
 
 async def test_nothing_is_sent_from_where_a_block_was_while_its_step_ran(
