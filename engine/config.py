@@ -63,6 +63,8 @@ class KVTransferConfig:
     kv_buffer_size: int = 64 << 20  # bytes of host memory, for blocks on their way to peers
     peers: tuple[str, ...] = ()  # HOST or HOST:PORT: those that a request may name
     timeout_s: float = 60.0  # of a load; what is missing then is computed
+    use_layerwise: bool = True  # a producer's: layers are sent while later ones are computed (LMCache's name)
+    layerwise_min_tokens: int = 64  # of a prompt in one step; blocks of fewer are sent once all layers are computed
 
     def __post_init__(self) -> None:
         if self.kv_role not in get_args(KVRole):
@@ -76,6 +78,9 @@ class KVTransferConfig:
             raise InvalidParameter("kv_transfer", message)
         if not self.timeout_s > 0:
             message = f"kv_transfer.timeout_s is {self.timeout_s}; accepted: more than 0 seconds."
+            raise InvalidParameter("kv_transfer", message)
+        if self.layerwise_min_tokens < 1:
+            message = f"kv_transfer.layerwise_min_tokens is {self.layerwise_min_tokens}; accepted: a positive integer."
             raise InvalidParameter("kv_transfer", message)
         if self.consumes and not self.peers:
             message = f"kv_transfer.kv_role is {self.kv_role} and there are no peers; accepted: HOST or HOST:PORT of "

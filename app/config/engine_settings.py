@@ -52,6 +52,8 @@ class KVTransferExtra(BaseModel):
     secret_file: str = Field(min_length=1)
     peers: list[str] = []
     timeout_s: float = Field(60.0, gt=0)
+    use_layerwise: bool = True
+    layerwise_min_tokens: int = Field(64, ge=1)
 
 
 class KVTransferSettings(BaseModel):
@@ -81,7 +83,7 @@ class KVTransferSettings(BaseModel):
         try:
             return KVTransferConfig(
                 self.kv_role, extra.secret_file, self.kv_ip, self.kv_port, self.kv_buffer_size, tuple(extra.peers),
-                extra.timeout_s,
+                extra.timeout_s, extra.use_layerwise, extra.layerwise_min_tokens,
             )  # fmt: skip
         except InvalidParameter as error:
             raise BadSetting(str(error)) from None

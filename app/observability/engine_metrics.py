@@ -63,7 +63,8 @@ _TRANSFER_COUNTERS = {
     "kv_transfer_received_bytes": ("Bytes of these blocks.", "received_bytes"),
     "kv_transfer_failed_loads": ("Loads that ended early: the rest was computed here.", "failed_loads"),
     "kv_transfer_sent_blocks": ("Blocks sent to servers that decode.", "sent_blocks"),
-    "kv_transfer_sent_bytes": ("Bytes of these blocks.", "sent_bytes"),
+    "kv_transfer_layerwise_blocks": ("Of those, blocks that were sent layer by layer.", "layerwise_blocks"),
+    "kv_transfer_sent_bytes": ("Bytes of the blocks sent.", "sent_bytes"),
     "kv_transfer_send_seconds": ("Seconds of sending blocks.", "send_seconds"),
     "kv_transfer_overlapped_seconds": ("Of those, while the same prompt was still being read.", "overlapped_seconds"),
 }

@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from bench import hardware, report
-from bench.kv import attention_cost, cache_quality, disaggregation, event_cost, held, hits, int4_ways, restart, routing
+from bench.kv import (
+    attention_cost,
+    cache_quality,
+    disaggregation,
+    event_cost,
+    held,
+    hits,
+    int4_ways,
+    layerwise,
+    restart,
+    routing,
+)
 
 ROUTED_SIZES = (12_000, 30_000)
 SIZES = (500, 1000, 2000, 4000, 8000, 12_000, 16_000, 20_000, 24_000, 32_000)
@@ -64,6 +75,7 @@ def main() -> None:
         made["routing"] = routing.measure(options.trace, ROUTED_SIZES)
     if options.only in (None, "disaggregation"):
         made["disaggregation"] = asyncio.run(disaggregation.measure(options.model))
+        made["disaggregation"]["single_chunk"] = asyncio.run(layerwise.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -145,7 +157,26 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
         moved = f"{found['bytes_moved'] / 1e6:,.1f} MB moved, {found['bytes_expected'] / 1e6:,.1f} MB by the formula"
         told = f"{found['overlapped']:.0%} of the sending beside computing, same answers: {found['same_answers']}"
         lines += ["", f"{moved}; {told}."]
+        lines += _layerwise(found["single_chunk"])
     return "\n".join(lines)
+
+
+def _layerwise(made: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        f"| one chunk, {made['pairs']} pairs | waited after the last layer | worst | TTFT | step | overlapped |",
+    ]
+    lines.append("|" + "---|" * 6)
+    for row in made["rows"]:
+        waited = f"**{1000 * row['waited_s']:.1f} ms** | {1000 * row['waited_max_s']:.1f} ms"
+        times = f"{1000 * row['ttft_s']:.0f} ms | {1000 * row['step_s']:.0f} ms"
+        lines.append(f"| {row['prompt_tokens']:,} tokens {row['way']} | {waited} | {times} | {row['overlapped']:.0%} |")
+    lines.append("")
+    for row in made["rows"][1::2]:
+        moved = f"{row['bytes_moved'] / 1e6:.2f} MB moved each way, {row['bytes_expected'] / 1e6:.2f} by the formula"
+        told = f"by layer less was waited in {row['waited_less']} pairs; same answers: {row['same_answers']}"
+        lines.append(f"{row['prompt_tokens']:,} tokens: {moved}; {told}.")
+    return lines
 
 
 def draw(made: dict[str, Any]) -> None:  # Any: plain JSON

@@ -131,6 +131,12 @@ def header(layout: bytes, digest: bytes, payload: Bytes) -> bytes:
     return _HEADER_IMAGE.pack(IMAGE_MAGIC, VERSION, layout, digest, zlib.crc32(payload), memoryview(payload).nbytes)
 
 
+def digest_of(image: Bytes) -> bytes:
+    """Returns the digest of the block that an image's header names."""
+    digest: bytes = _HEADER_IMAGE.unpack_from(image)[3]
+    return digest
+
+
 def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memoryview:
     """Returns a view of the payload of an image, of `nbytes` bytes.
 

@@ -2,8 +2,9 @@
 
 Both ends prove that they know the shared secret (challenge and response, HMAC with SHA-256, RFC 2104) before anything
 is asked for, and that their K/V is laid out and computed alike: the layout's fingerprint has the model's files, the
-number format and the kernels. Images carry their digest and a checksum, as files of the disk tier do. Nothing is
-encrypted. Knows nothing of pools: `BlockSource` has the bytes.
+number format and the kernels. Images carry their digest and a checksum, as files of the disk tier do; so do the
+layers of blocks that come while later layers are computed. Nothing is encrypted. Knows nothing of pools: `BlockSource`
+has the bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty
@@ -27,10 +28,11 @@ from engine.config import EngineConfig
 from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import kept_secret
-from engine.kv_cache.kv_connector import BlockRequest, BlockSource, KVConnector
+from engine.kv_cache.kv_connector import Arrived, BlockRequest, BlockSource, KVConnector, StagedBlocks
+from engine.kv_cache.layer_parts import LAYERS_MAGIC, LayersHeader, layers_header
 from engine.kv_cache.quantized_cache import QuantizedCache
-from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, Bytes, header, layout_of, payload_of
-from engine.kv_cache.transfers import BlockStore
+from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, digest_of, header, layout_of, payload_of
+from engine.kv_cache.transfers import LayerStore
 from engine.model.numerics import Numerics
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ _GREETING = struct.Struct("<8s32s")  # magic, nonce
 _PROOF = struct.Struct("<32s16s32s")  # nonce, layout, code
 _VERDICT = struct.Struct("<B32s")  # whether the layout is the same, code
 _REQUEST = struct.Struct("<II")  # number of the first block, blocks
-_MAGIC = b"PonderT1"
+_PROTOCOL = b"PonderT"
+VERSION = 2  # of the protocol; 1 had no layers
+_MAGIC = _PROTOCOL + b"%d" % VERSION
 _WAIT = b"PonderWt".ljust(HEADER_BYTES, b"\0")  # in the place of an image: it is not computed yet
 _GONE = b"PonderNo".ljust(HEADER_BYTES, b"\0")  # the rest will not come
 
@@ -79,13 +83,14 @@ def _fill(sock: socket.socket, view: memoryview) -> None:
 
 
 class TcpTransport:
-    """Connections of one engine, whose blocks have `nbytes` bytes in `layout`."""
+    """Connections of one engine, whose blocks have `layer_nbytes` bytes in each layer, in `layout`."""
 
     def __init__(
-        self, secret: bytes, layout: bytes, nbytes: int, *, address: tuple[str, int] | None, timeout_s: float
-    ) -> None:
+        self, secret: bytes, layout: bytes, layer_nbytes: Sequence[int], *, address: tuple[str, int] | None,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
         """`address`: to listen at; None: nothing is served. `timeout_s`: of a load as a whole."""
-        self._secret, self._layout, self._nbytes = secret, layout, nbytes
+        self._secret, self._layout, self._layers, self._nbytes = secret, layout, layer_nbytes, sum(layer_nbytes)
         self._address, self._timeout_s = address, timeout_s
         self._listener: socket.socket | None = None
         self._sockets = set[socket.socket]()
@@ -187,7 +192,11 @@ class TcpTransport:
         """Returns whether the client has proved the secret and has the same layout; tells it, and proves it too."""
         nonce = secrets.token_bytes(32)
         sock.sendall(_GREETING.pack(_MAGIC, nonce))
-        theirs, layout, code = _PROOF.unpack(_received(sock, _PROOF.size))
+        try:
+            theirs, layout, code = _PROOF.unpack(_received(sock, _PROOF.size))
+        except ConnectionError:
+            log.warning("a client left at the greeting: it is no peer, or has another version than %d", VERSION)
+            return False
         if not hmac.compare_digest(code, _code(self._secret, b"client", nonce, theirs, layout)):
             log.warning("a K/V transfer was refused: the client does not know the shared secret")
             return False
@@ -209,27 +218,30 @@ class TcpTransport:
                     if not item:
                         sock.sendall(_GONE)
                     return
-                self._send_block(sock, source, request, *item)
+                self._send_blocks(sock, source, request, item)
         finally:
             source.release(request)
 
-    def _send_block(
-        self, sock: socket.socket, source: BlockSource, request: BlockRequest, digest: bytes, row: int
+    def _send_blocks(
+        self, sock: socket.socket, source: BlockSource, request: BlockRequest, staged: StagedBlocks
     ) -> None:
         began, seconds = time.perf_counter(), 0.0
         try:
-            payload = source.payload(row)
-            sock.sendall(header(self._layout, digest, payload))
+            payload, digests = source.payload(staged), staged.digests
+            if staged.layers is None:
+                sock.sendall(header(self._layout, digests[0], payload))
+            else:
+                sock.sendall(layers_header(self._layout, digests, staged.layers, payload))
             sock.sendall(payload)
             seconds = time.perf_counter() - began
         finally:
-            source.sent(request, row, seconds)
+            source.sent(request, staged, seconds)
 
     # -- fetching
 
     def fetch(
         self, peer: tuple[str, int], first: int, digests: tuple[bytes, ...],
-        arrived: Callable[[bytes, Bytes], None], ended: Callable[[str | None], None],
+        arrived: Arrived, ended: Callable[[str | None], None],
     ) -> Callable[[], None]:  # fmt: skip
         cancelled = threading.Event()
         mine: list[socket.socket] = []
@@ -264,27 +276,67 @@ class TcpTransport:
         self._begin("kv-fetch", run)
         return cancel
 
-    def _fetch(
-        self, sock: socket.socket, first: int, digests: tuple[bytes, ...], arrived: Callable[[bytes, Bytes], None]
-    ) -> None:
+    def _fetch(self, sock: socket.socket, first: int, digests: tuple[bytes, ...], arrived: Arrived) -> None:
         until = time.monotonic() + self._timeout_s
         sock.settimeout(STALL_S)
         self._prove(sock)
         sock.sendall(_REQUEST.pack(first, len(digests)) + b"".join(digests))
         image = memoryview(bytearray(HEADER_BYTES + self._nbytes))
-        for digest in digests:
-            while True:
-                if time.monotonic() >= until:
-                    raise TimeoutError(f"not within timeout_s, {self._timeout_s:g} s")
-                _fill(sock, image[:HEADER_BYTES])
-                if image[:HEADER_BYTES] == _GONE:
-                    raise PeerRefused("the peer has no such blocks, and computes none")
-                if image[:HEADER_BYTES] != _WAIT:
-                    break
-            if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC:
+        coming = dict.fromkeys(digests, 0)  # blocks that are not whole yet, with the layers that have come
+        while coming:
+            self._next_header(sock, image[:HEADER_BYTES], until)
+            if image[: len(LAYERS_MAGIC)] == LAYERS_MAGIC:
+                blocks, layers, payload = self._layers_of(sock, image, digests, coming)
+                arrived(blocks, payload, layers)
+                for digest in blocks:
+                    coming[digest] = layers.stop
+                    if layers.stop == len(self._layers):
+                        del coming[digest]
+            elif image[: len(IMAGE_MAGIC)] == IMAGE_MAGIC:
+                digest = digest_of(image)
+                if coming.get(digest) != 0:
+                    raise BadImage("it is of another block")
+                _fill(sock, image[HEADER_BYTES:])
+                arrived((digest,), payload_of(image, self._layout, digest, self._nbytes))
+                del coming[digest]
+            else:
                 raise BadImage("it is no image of a block")
-            _fill(sock, image[HEADER_BYTES:])
-            arrived(digest, payload_of(image, self._layout, digest, self._nbytes))
+
+    def _next_header(self, sock: socket.socket, head: memoryview, until: float) -> None:
+        """Receives the header of what comes next."""
+        while True:
+            if time.monotonic() >= until:
+                raise TimeoutError(f"not within timeout_s, {self._timeout_s:g} s")
+            _fill(sock, head)
+            if head == _GONE:
+                raise PeerRefused("the peer has no such blocks, and computes none")
+            if head != _WAIT:
+                return
+
+    def _layers_of(
+        self, sock: socket.socket, image: memoryview, digests: tuple[bytes, ...], coming: dict[bytes, int]
+    ) -> tuple[tuple[bytes, ...], range, memoryview]:
+        """Receives the layers of blocks that the header in `image` names.
+
+        Raises:
+            BadImage: they are damaged, of another layout or of other blocks, or not those that come next.
+        """
+        head = LayersHeader.read(image[:HEADER_BYTES])
+        if head.layout != self._layout:
+            raise BadImage("it is of another model, dtype or block size")
+        if head.digest not in coming:
+            raise BadImage("it is of another block")
+        first, layers = digests.index(head.digest), head.layers
+        blocks = digests[first : first + head.blocks]
+        if len(blocks) != head.blocks or any(coming.get(each) != layers.start for each in blocks):
+            raise BadImage(f"it has {head.blocks} blocks from layer {layers.start} on, and others come next")
+        nbytes = len(blocks) * sum(self._layers[layers.start : layers.stop])
+        if not layers.start < layers.stop <= len(self._layers) or not head.nbytes == nbytes <= self._nbytes:
+            raise BadImage(f"it has {head.nbytes} bytes of layers {layers.start} to {layers.stop}")
+        payload = image[HEADER_BYTES : HEADER_BYTES + nbytes]
+        _fill(sock, payload)
+        head.check(blocks, payload)
+        return blocks, layers, payload
 
     def _prove(self, sock: socket.socket) -> None:
         """Proves the secret, and has the server prove it.
@@ -293,8 +345,13 @@ class TcpTransport:
             PeerRefused: it is no peer, or its K/V is of another model, dtype or layout.
         """
         magic, nonce = _GREETING.unpack(_received(sock, _GREETING.size))
-        if magic != _MAGIC:
+        if not magic.startswith(_PROTOCOL):
             raise PeerRefused("no engine that serves K/V answers there")
+        if magic != _MAGIC:
+            theirs = magic.removeprefix(_PROTOCOL).decode("ascii", "replace")
+            raise PeerRefused(
+                f"the peer has version {theirs} of the protocol; accepted: {VERSION}, of the same release"
+            )
         mine = secrets.token_bytes(32)
         sock.sendall(_PROOF.pack(mine, self._layout, _code(self._secret, b"client", nonce, mine, self._layout)))
         try:
@@ -343,7 +400,7 @@ def build_connector(
     numerics: Numerics,
     pool: BlockPool,
     kv: KVCache | QuantizedCache,
-    store: BlockStore,
+    store: LayerStore,
     device: torch.device,
 ) -> KVConnector | None:
     """Builds the connector that `config` asks for; None: none. `model` is the fingerprint of the model's files.
@@ -365,7 +422,7 @@ def build_connector(
     layout = layout_of(model, config, numerics, kv.block_shape)
     address = (transfer.kv_ip, transfer.kv_port) if transfer.produces else None
     transport = TcpTransport(
-        shared_secret(transfer.secret_file), layout, nbytes, address=address, timeout_s=transfer.timeout_s
+        shared_secret(transfer.secret_file), layout, store.parts.nbytes, address=address, timeout_s=transfer.timeout_s
     )
     return KVConnector(
         pool,
@@ -376,4 +433,5 @@ def build_connector(
         rows=transfer.kv_buffer_size // nbytes,
         listening=transfer.produces,
         pinned=device.type == "cuda",
+        layerwise_tokens=transfer.layerwise_min_tokens if transfer.use_layerwise else None,
     )
