@@ -28,6 +28,7 @@ from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import kept_secret
 from engine.kv_cache.kv_connector import BlockRequest, BlockSource, KVConnector
+from engine.kv_cache.peer_handshake import PeerRefused, admit, fill, prove, received, shared_secret
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, Bytes, header, layout_of, payload_of
 from engine.kv_cache.transfers import BlockStore
@@ -44,38 +45,10 @@ HEARTBEAT_S = 1.0
 MAX_CONNECTIONS = 256
 MAX_BLOCKS = 1 << 20  # of a request
 
-_GREETING = struct.Struct("<8s32s")  # magic, nonce
-_PROOF = struct.Struct("<32s16s32s")  # nonce, layout, code
-_VERDICT = struct.Struct("<B32s")  # whether the layout is the same, code
 _REQUEST = struct.Struct("<II")  # number of the first block, blocks
 _MAGIC = b"PonderT1"
 _WAIT = b"PonderWt".ljust(HEADER_BYTES, b"\0")  # in the place of an image: it is not computed yet
 _GONE = b"PonderNo".ljust(HEADER_BYTES, b"\0")  # the rest will not come
-
-
-MIN_SECRET = 16  # bytes
-
-
-class PeerRefused(Exception):
-    """The other end is not a peer, or has other K/V; the message says why."""
-
-
-def _code(secret: bytes, side: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(secret, side + b"".join(parts), "sha256")
-
-
-def _received(sock: socket.socket, count: int) -> bytearray:
-    buffer = bytearray(count)
-    _fill(sock, memoryview(buffer))
-    return buffer
-
-
-def _fill(sock: socket.socket, view: memoryview) -> None:
-    while len(view):
-        count = sock.recv_into(view)
-        if not count:
-            raise ConnectionError("the connection ended")
-        view = view[count:]
 
 
 class TcpTransport:
@@ -169,12 +142,12 @@ class TcpTransport:
             self._keep(sock)
             sock.settimeout(STALL_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self._admits(sock):
+            if admit(sock, self._secret, _MAGIC, self._accepts) is None:
                 return
-            first, count = _REQUEST.unpack(_received(sock, _REQUEST.size))
+            first, count = _REQUEST.unpack(received(sock, _REQUEST.size))
             if not 0 < count <= MAX_BLOCKS:
                 return
-            data = bytes(_received(sock, 16 * count))
+            data = bytes(received(sock, 16 * count))
             digests = tuple(data[at : at + 16] for at in range(0, len(data), 16))
             self._send(sock, source, source.serve(first, digests))
         except OSError as error:
@@ -183,18 +156,8 @@ class TcpTransport:
         finally:
             self._drop(sock)
 
-    def _admits(self, sock: socket.socket) -> bool:
-        """Returns whether the client has proved the secret and has the same layout; tells it, and proves it too."""
-        nonce = secrets.token_bytes(32)
-        sock.sendall(_GREETING.pack(_MAGIC, nonce))
-        theirs, layout, code = _PROOF.unpack(_received(sock, _PROOF.size))
-        if not hmac.compare_digest(code, _code(self._secret, b"client", nonce, theirs, layout)):
-            log.warning("a K/V transfer was refused: the client does not know the shared secret")
-            return False
-        alike = layout == self._layout
-        verdict = bytes([alike])
-        sock.sendall(_VERDICT.pack(alike, _code(self._secret, b"server", theirs, nonce, verdict)))
-        return alike
+    def _accepts(self, layout: bytes) -> bool:
+        return layout == self._layout
 
     def _send(self, sock: socket.socket, source: BlockSource, request: BlockRequest) -> None:
         try:
@@ -269,60 +232,22 @@ class TcpTransport:
     ) -> None:
         until = time.monotonic() + self._timeout_s
         sock.settimeout(STALL_S)
-        self._prove(sock)
+        prove(sock, self._secret, _MAGIC, self._layout)
         sock.sendall(_REQUEST.pack(first, len(digests)) + b"".join(digests))
         image = memoryview(bytearray(HEADER_BYTES + self._nbytes))
         for digest in digests:
             while True:
                 if time.monotonic() >= until:
                     raise TimeoutError(f"not within timeout_s, {self._timeout_s:g} s")
-                _fill(sock, image[:HEADER_BYTES])
+                fill(sock, image[:HEADER_BYTES])
                 if image[:HEADER_BYTES] == _GONE:
                     raise PeerRefused("the peer has no such blocks, and computes none")
                 if image[:HEADER_BYTES] != _WAIT:
                     break
             if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC:
                 raise BadImage("it is no image of a block")
-            _fill(sock, image[HEADER_BYTES:])
+            fill(sock, image[HEADER_BYTES:])
             arrived(digest, payload_of(image, self._layout, digest, self._nbytes))
-
-    def _prove(self, sock: socket.socket) -> None:
-        """Proves the secret, and has the server prove it.
-
-        Raises:
-            PeerRefused: it is no peer, or its K/V is of another model, dtype or layout.
-        """
-        magic, nonce = _GREETING.unpack(_received(sock, _GREETING.size))
-        if magic != _MAGIC:
-            raise PeerRefused("no engine that serves K/V answers there")
-        mine = secrets.token_bytes(32)
-        sock.sendall(_PROOF.pack(mine, self._layout, _code(self._secret, b"client", nonce, mine, self._layout)))
-        try:
-            alike, code = _VERDICT.unpack(_received(sock, _VERDICT.size))
-        except ConnectionError:
-            raise PeerRefused("the peer has another shared secret") from None
-        if not hmac.compare_digest(code, _code(self._secret, b"server", mine, nonce, bytes([alike]))):
-            raise PeerRefused("the peer does not know the shared secret")
-        if not alike:
-            raise PeerRefused("the peer's K/V is of another model, dtype, block size, max_model_len or processor")
-
-
-def shared_secret(path: str) -> bytes:
-    """Reads the secret that peers share, without the white space around it.
-
-    Raises:
-        InvalidParameter: it cannot be read, or is too short.
-    """
-    accepted = f"accepted: a file of at least {MIN_SECRET} bytes that all peers have alike"
-    try:
-        secret = Path(path).expanduser().read_bytes().strip()
-    except OSError as error:
-        message = f"kv_transfer.secret_file {path} cannot be read ({error.strerror or error}); {accepted}."
-        raise InvalidParameter("kv_transfer", message) from None
-    if len(secret) < MIN_SECRET:
-        message = f"kv_transfer.secret_file {path} has {len(secret)} bytes; {accepted}."
-        raise InvalidParameter("kv_transfer", message)
-    return secret
 
 
 def digest_key(config: EngineConfig) -> bytes:
