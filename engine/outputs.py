@@ -116,6 +116,10 @@ class KVTransferStats:
     sent_bytes: int = 0
     send_seconds: float = 0.0  # of sending blocks, checksums included
     overlapped_seconds: float = 0.0  # of those, while later blocks of the same prompt were still being computed
+    lookups: int = 0  # of prompts at K/V stores
+    lookup_seconds: float = 0.0
+    unsent_blocks: int = 0  # not saved to a store: it was away, slow or full
+    passed_over_blocks: int = 0  # not looked up, as computing them seemed faster
 
 
 @dataclass(frozen=True, slots=True)

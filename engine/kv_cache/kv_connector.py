@@ -126,6 +126,7 @@ class KVConnector:
     ) -> None:  # fmt: skip
         self.wake: Callable[[], None] = lambda: None
         self.jobs: tuple[Mapping[int, SequenceState], ...] = ()
+        self.token_s: Callable[[], float | None] = lambda: None  # seconds of computing a token, if known
         self.offloaded: Callable[[bytes], Tensor | None] = lambda digest: None
         self.counters, self._counting = KVTransferStats(), threading.Lock()
         self._pool, self._store, self._transport, self._clock = pool, store, transport, clock
@@ -157,6 +158,14 @@ class KVConnector:
         when the sequence should wait for them. The pool has enough free blocks."""
         if seq.remote_prefill is None or seq.kv_len != len(seq.table) * self._size:
             return False
+        if (missing := self._missing(seq)) is None:
+            return True
+        peer, seq.remote_prefill = seq.remote_prefill, None
+        return self._begin(seq, missing, (peer.host, peer.port))
+
+    def _missing(self, seq: SequenceState) -> list[bytes] | None:
+        """Lists the blocks that continue a sequence's K/V and are not here. None: another sequence's load brings the
+        first of them, and this one waits for it."""
         first, missing = len(seq.table), list[bytes]()
         for index in range(first, len(seq) // self._size):
             digest = seq.digest(index, self._size)
@@ -165,15 +174,18 @@ class KVConnector:
             if (running := next((each for each in self._loads if digest in each.blocks), None)) is not None:
                 if not missing:
                     running.sequences.add(seq.id)  # a twin's: what is missing after it is asked for then
-                    return True
+                    return None
                 break
             missing.append(digest)
-        peer, seq.remote_prefill = seq.remote_prefill, None
+        return missing
+
+    def _begin(self, seq: SequenceState, missing: list[bytes], peer: tuple[str, int]) -> bool:
+        """Starts a load, as far as the pool has blocks; returns whether there is one."""
         del missing[self._pool.available :]
         if not missing or len(self._loads) >= MAX_LOADS:
             return False
         blocks = {digest: self._pool.allocate() for digest in missing}
-        load = _Load((peer.host, peer.port), first, seq.root, seq.priority, blocks, {seq.id})
+        load = _Load(peer, len(seq.table), seq.root, seq.priority, blocks, {seq.id})
         self._loads.append(load)
         self._starting.append(load)
         return True

@@ -28,6 +28,7 @@ from engine.errors import InvalidParameter
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.disk_tier import kept_secret
 from engine.kv_cache.kv_connector import BlockRequest, BlockSource, KVConnector
+from engine.kv_cache.kv_store.connector import build_store_connector
 from engine.kv_cache.peer_handshake import PeerRefused, admit, fill, prove, received, shared_secret
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, Bytes, header, layout_of, payload_of
@@ -288,9 +289,12 @@ def build_connector(
         message = f"kv_transfer.kv_buffer_size is {transfer.kv_buffer_size}; accepted: at least {nbytes}, one block of"
         raise InvalidParameter("kv_transfer", f"{message} this model.")
     layout = layout_of(model, config, numerics, kv.block_shape)
+    if transfer.uses_stores:
+        pinned = device.type == "cuda"
+        return build_store_connector(transfer, layout, pool, store, config.block_size, nbytes, pinned=pinned)
     address = (transfer.kv_ip, transfer.kv_port) if transfer.produces else None
     transport = TcpTransport(
-        shared_secret(transfer.secret_file), layout, nbytes, address=address, timeout_s=transfer.timeout_s
+        shared_secret(transfer.secret_file), layout, nbytes, address=address, timeout_s=transfer.load_timeout_s
     )
     return KVConnector(
         pool,
