@@ -13,7 +13,7 @@ LoopName = Literal["auto", "plain", "overlapped"]
 KvDType = Literal["auto", "int8", "fp8", "int4"]
 RunsIn = Literal["thread", "process"]
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
-KVConnectorName = Literal["TcpConnector", "KVStoreConnector"]
+KVConnectorName = Literal["TcpConnector", "NixlConnector", "KVStoreConnector"]
 KV_STORE_PORT = 14580
 _STORE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+)(?::(\d{1,5}))?")
 QuantizationName = Literal["none", "int8", "int4"]
@@ -95,8 +95,8 @@ class KVTransferConfig:
             self._check_stores()
             return
         if self.stores:
-            message = "kv_transfer.stores is set and kv_connector is TcpConnector; accepted: KVStoreConnector, or none."
-            raise InvalidParameter("kv_transfer", message)
+            message = f"kv_transfer.stores is set and kv_connector is {self.kv_connector}; accepted: KVStoreConnector,"
+            raise InvalidParameter("kv_transfer", f"{message} or none.")
         if self.consumes and not self.peers:
             message = f"kv_transfer.kv_role is {self.kv_role} and there are no peers; accepted: HOST or HOST:PORT of "
             raise InvalidParameter("kv_transfer", f"{message}each engine that prefills, or kv_producer.")

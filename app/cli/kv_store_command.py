@@ -26,7 +26,7 @@ from app.config import BadSetting
 from app.observability import logs
 from engine.kv_cache.kv_store.block_images import BlockImages
 from engine.kv_cache.kv_store.server import KVStoreServer
-from engine.kv_cache.peer_handshake import shared_secret
+from engine.kv_cache.transport.peer_handshake import shared_secret
 
 MIN_MEMORY = 1 << 20
 KEEPING_S = 10.0  # to write what is in memory to the disk, when the store stops

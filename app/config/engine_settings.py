@@ -62,7 +62,7 @@ class KVTransferSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kv_connector: Literal["TcpConnector", "KVStoreConnector"] = "TcpConnector"
+    kv_connector: Literal["TcpConnector", "NixlConnector", "KVStoreConnector"] = "TcpConnector"
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"]
     kv_ip: str = Field("127.0.0.1", min_length=1)
     kv_port: int = Field(14579, ge=1, le=65535)

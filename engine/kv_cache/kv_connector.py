@@ -77,6 +77,11 @@ class BlockSource(Protocol):
         """Has the core look whether more blocks can be sent."""
         ...
 
+    @property
+    def memory(self) -> Tensor:
+        """Returns the memory of all staging rows, for a transport that registers it."""
+        ...
+
 
 class KVTransport(Protocol):
     """Moves block images between engines: TCP, or a transfer engine behind the same calls."""
@@ -291,6 +296,10 @@ class KVConnector:
 
     def poke(self) -> None:
         self.wake()
+
+    @property
+    def memory(self) -> Tensor:
+        return self._rows
 
     def _serve(self) -> None:
         """Copies computed blocks that peers ask for, from the pool or host memory, to staging rows for the senders."""

@@ -8,35 +8,19 @@ encrypted. Knows nothing of pools: `BlockSource` has the bytes.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING
 
-import torch
-
-from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.disk_tier import kept_secret
-from engine.kv_cache.kv_connector import BlockRequest, BlockSource, KVConnector
-from engine.kv_cache.kv_store.connector import build_store_connector
-from engine.kv_cache.peer_handshake import PeerRefused, admit, fill, prove, received, shared_secret
-from engine.kv_cache.quantized_cache import QuantizedCache
-from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, Bytes, header, layout_of, payload_of
-from engine.kv_cache.transfers import BlockStore
-from engine.model.numerics import Numerics
-
-if TYPE_CHECKING:
-    from engine.model.batch import KVCache
+from engine.kv_cache.kv_connector import BlockRequest, BlockSource
+from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, Bytes, header, payload_of
+from engine.kv_cache.transport.peer_handshake import PeerRefused, admit, fill, prove, received
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +38,8 @@ _GONE = b"PonderNo".ljust(HEADER_BYTES, b"\0")  # the rest will not come
 
 class TcpTransport:
     """Connections of one engine, whose blocks have `nbytes` bytes in `layout`."""
+
+    magic = _MAGIC  # of the protocol
 
     def __init__(
         self, secret: bytes, layout: bytes, nbytes: int, *, address: tuple[str, int] | None, timeout_s: float
@@ -143,8 +129,9 @@ class TcpTransport:
             self._keep(sock)
             sock.settimeout(STALL_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if admit(sock, self._secret, _MAGIC, self._accepts) is None:
+            if admit(sock, self._secret, self.magic, self._accepts) is None:
                 return
+            self._serve_to(sock)
             first, count = _REQUEST.unpack(received(sock, _REQUEST.size))
             if not 0 < count <= MAX_BLOCKS:
                 return
@@ -184,7 +171,7 @@ class TcpTransport:
         try:
             payload = source.payload(row)
             sock.sendall(header(self._layout, digest, payload))
-            sock.sendall(payload)
+            self._send_payload(sock, payload)
             seconds = time.perf_counter() - began
         finally:
             source.sent(request, row, seconds)
@@ -233,7 +220,8 @@ class TcpTransport:
     ) -> None:
         until = time.monotonic() + self._timeout_s
         sock.settimeout(STALL_S)
-        prove(sock, self._secret, _MAGIC, self._layout)
+        prove(sock, self._secret, self.magic, self._layout)
+        self._fetch_from(sock)
         sock.sendall(_REQUEST.pack(first, len(digests)) + b"".join(digests))
         image = memoryview(bytearray(HEADER_BYTES + self._nbytes))
         for digest in digests:
@@ -247,62 +235,19 @@ class TcpTransport:
                     break
             if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC:
                 raise BadImage("it is no image of a block")
-            fill(sock, image[HEADER_BYTES:])
+            self._receive_payload(sock, image[HEADER_BYTES:])
             arrived(digest, payload_of(image, self._layout, digest, self._nbytes))
 
+    # -- how payloads go; by a transfer engine in subclasses
 
-def digest_key(config: EngineConfig) -> bytes:
-    """Returns the key of an engine's block digests: made of the secret that it shares, so that peers name blocks alike;
-    else kept with its blocks on the disk, or made anew.
+    def _serve_to(self, sock: socket.socket) -> None:
+        """Begins a proven connection, at the side that serves."""
 
-    Raises:
-        InvalidParameter: the secret or the directory cannot be used.
-    """
-    if config.kv_transfer is not None:
-        return hmac.digest(shared_secret(config.kv_transfer.secret_file), b"digests", "sha256")
-    return kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32)
+    def _fetch_from(self, sock: socket.socket) -> None:
+        """Begins one at the side that fetches."""
 
+    def _send_payload(self, sock: socket.socket, payload: memoryview) -> None:
+        sock.sendall(payload)
 
-def build_connector(
-    config: EngineConfig,
-    model: bytes,
-    numerics: Numerics,
-    pool: BlockPool,
-    kv: KVCache | QuantizedCache,
-    store: BlockStore,
-    device: torch.device,
-) -> KVConnector | None:
-    """Builds the connector that `config` asks for; None: none. `model` is the fingerprint of the model's files.
-
-    Raises:
-        InvalidParameter: the buffer is too small for one block, the secret cannot be used, the address is taken, or a
-            prompt of the model cannot go on from the blocks of one table alone.
-    """
-    if (transfer := config.kv_transfer) is None:
-        return None
-    if kv.states is not None or kv.groups is not None:
-        why = "recurrent layers" if kv.groups is None else "sliding windows in K/V groups of their own"
-        message = f"kv_transfer is set, and {config.model} has {why}; accepted: a model whose layers share one block"
-        raise InvalidParameter("kv_transfer", f"{message} table.")
-    nbytes = kv.block_nbytes
-    if transfer.kv_buffer_size < nbytes:
-        message = f"kv_transfer.kv_buffer_size is {transfer.kv_buffer_size}; accepted: at least {nbytes}, one block of"
-        raise InvalidParameter("kv_transfer", f"{message} this model.")
-    layout = layout_of(model, config, numerics, kv.block_shape)
-    if transfer.uses_stores:
-        pinned = device.type == "cuda"
-        return build_store_connector(transfer, layout, pool, store, config.block_size, nbytes, pinned=pinned)
-    address = (transfer.kv_ip, transfer.kv_port) if transfer.produces else None
-    transport = TcpTransport(
-        shared_secret(transfer.secret_file), layout, nbytes, address=address, timeout_s=transfer.load_timeout_s
-    )
-    return KVConnector(
-        pool,
-        store,
-        transport,
-        config.block_size,
-        nbytes,
-        rows=transfer.kv_buffer_size // nbytes,
-        listening=transfer.produces,
-        pinned=device.type == "cuda",
-    )
+    def _receive_payload(self, sock: socket.socket, view: memoryview) -> None:
+        fill(sock, view)

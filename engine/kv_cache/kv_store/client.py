@@ -21,8 +21,8 @@ from engine.kv_cache.eviction import TransferRates
 from engine.kv_cache.kv_connector import BlockSource
 from engine.kv_cache.kv_store import wire
 from engine.kv_cache.kv_store.wire import ABSENT, STALL_S, Operation, fill_until, remaining
-from engine.kv_cache.peer_handshake import PeerRefused, prove
 from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, Bytes, described, header, payload_of
+from engine.kv_cache.transport.peer_handshake import PeerRefused, prove
 
 log = logging.getLogger(__name__)
 

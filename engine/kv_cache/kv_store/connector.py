@@ -23,8 +23,8 @@ from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.host_tier import lock, unlock
 from engine.kv_cache.kv_connector import KVConnector, _Load
 from engine.kv_cache.kv_store.client import NOT_STORED, KVStoreClient
-from engine.kv_cache.peer_handshake import shared_secret
 from engine.kv_cache.transfers import LATER, BlockStore, ThreadWorker
+from engine.kv_cache.transport.peer_handshake import shared_secret
 from engine.outputs import KVTransferStats
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from engine.errors import InvalidParameter
 from engine.kv_cache.kv_store import wire
 from engine.kv_cache.kv_store.block_images import BlockImages
 from engine.kv_cache.kv_store.wire import ABSENT, DIGEST_BYTES, MAX_BLOCKS, STALL_S, BadRequest, Operation, digests_of
-from engine.kv_cache.peer_handshake import admit, fill, received
 from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, described, payload_of
+from engine.kv_cache.transport.peer_handshake import admit, fill, received
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ def test_json_of_the_command_line_reaches_the_first_models_engine(tmp_path: Path
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"kv_connector": "NixlConnector"}, r"--kv-transfer-config\.kv_connector"),
+        ({"kv_connector": "MooncakeConnector"}, r"--kv-transfer-config\.kv_connector"),
         ({"kv_role": "both"}, r"--kv-transfer-config\.kv_role"),
         ({"kv_load_failure_policy": "fail"}, r"--kv-transfer-config\.kv_load_failure_policy"),
         ({"kv_parallel_size": 2}, r"--kv-transfer-config\.kv_parallel_size"),

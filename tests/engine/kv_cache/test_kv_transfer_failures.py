@@ -20,10 +20,11 @@ import torch
 from engine import Engine, EngineConfig
 from engine.config import KVTransferConfig
 from engine.ipc.supervisor import SupervisedLink
-from engine.kv_cache import kv_connector, peer_handshake, tcp_transport
+from engine.kv_cache import kv_connector, tcp_transport
 from engine.kv_cache.kv_connector import BlockRequest
 from engine.kv_cache.snapshot import header
 from engine.kv_cache.tcp_transport import TcpTransport
+from engine.kv_cache.transport import peer_handshake
 from engine.params import RemotePrefill
 from tests.engine.kv_apart import (
     FIRST,
@@ -145,6 +146,10 @@ class Images:
 
     def poke(self) -> None:
         pass
+
+    @property
+    def memory(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from engine.kv_cache.kv_store.block_images import BlockImages
 from engine.kv_cache.kv_store.client import NOT_STORED, KVStoreClient
 from engine.kv_cache.kv_store.server import KVStoreServer
 from engine.kv_cache.kv_store.wire import Operation
-from engine.kv_cache.peer_handshake import PeerRefused, prove
 from engine.kv_cache.snapshot import header
+from engine.kv_cache.transport.peer_handshake import PeerRefused, prove
 from tests.engine.kv_cache.kv_store.conftest import LAYOUT, SECRET, client_of
 
 
