@@ -403,7 +403,7 @@ async def test_host_memory_is_asked_before_the_store(
         ({"peers": ("a",)}, "accepted: TcpConnector, or none"),
         ({"lookup_timeout_s": 0.0}, "lookup_timeout_s is 0.0; accepted: more than 0"),
         ({"timeout_s": -1.0}, "timeout_s is -1.0; accepted: more than 0"),
-        ({"kv_connector": "NixlStore"}, "accepted: TcpConnector, KVStoreConnector"),
+        ({"kv_connector": "NixlStore"}, "accepted: TcpConnector, NixlConnector, KVStoreConnector"),
         ({"kv_connector": "TcpConnector"}, "stores is set and kv_connector is TcpConnector"),
     ],
 )

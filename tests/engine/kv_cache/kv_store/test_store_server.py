@@ -22,7 +22,7 @@ from engine.kv_cache.kv_store.client import NOT_STORED, KVStoreClient
 from engine.kv_cache.kv_store.server import KVStoreServer
 from engine.kv_cache.kv_store.wire import Operation
 from engine.kv_cache.snapshot import header
-from engine.kv_cache.transport.peer_handshake import PeerRefused, prove
+from engine.kv_cache.transport.peer_handshake import GREETING, PROOF, VERDICT, PeerRefused, prove, received
 from tests.engine.kv_cache.kv_store.conftest import LAYOUT, SECRET, client_of
 
 
@@ -90,6 +90,35 @@ def test_a_server_without_the_secret_is_not_used() -> None:
     with connected(wrong.port) as client:
         assert client.up == 0
     wrong.close()
+
+
+def test_a_client_that_asks_without_proof_is_told_nothing(store: KVStoreServer) -> None:
+    """It sends what a client sends, and looks at nothing that it is told."""
+    with connected(store.port) as one:
+        saved(one, [1])
+    with socket.create_connection(("127.0.0.1", store.port), 5) as sock:
+        received(sock, GREETING.size)
+        sock.sendall(PROOF.pack(bytes(32), LAYOUT, bytes(32)) + wire.request(Operation.GET, [digest(1)]))
+        assert ends(sock)
+    assert store.images.stats().asked == 0
+
+
+def test_a_server_that_accepts_without_proof_is_not_used() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            sock, _ = server.accept()
+            with sock:
+                sock.sendall(GREETING.pack(wire.MAGIC, bytes(32)))
+                received(sock, PROOF.size)
+                sock.sendall(VERDICT.pack(True, bytes(32)))
+                ends(sock)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        with connected(server.getsockname()[1]) as client:
+            assert client.up == 0 and "does not know the shared secret" in client._stores[0].said
+        thread.join(10)
 
 
 @contextmanager
