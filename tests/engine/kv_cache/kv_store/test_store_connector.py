@@ -18,6 +18,7 @@ from engine.kv_cache.kv_store import client as client_module
 from engine.kv_cache.kv_store.block_images import BlockImages
 from engine.kv_cache.kv_store.connector import KVStoreConnector
 from engine.kv_cache.kv_store.server import KVStoreServer
+from engine.kv_cache.snapshot import Bytes
 from tests.engine.kv_apart import SIZE, SPAN, answer, exchanged, free_port, prompt, together, until
 from tests.engine.kv_cache.kv_store.conftest import SECRET
 
@@ -162,15 +163,56 @@ async def test_a_short_staging_buffer_delays_blocks_and_loses_none(
 
 
 async def test_an_engine_that_stops_saves_what_waits(
-    plain: EngineConfig, transfer: KVTransferConfig, store: KVStoreServer
+    plain: EngineConfig, transfer: KVTransferConfig, store: KVStoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = await Engine.start(stored(plain, transfer, store))
+    kept, slow = store.images.put, threading.Event()
+
+    def put(layout: bytes, digest: bytes, image: Bytes) -> bool:
+        slow.wait(0.005)
+        return kept(layout, digest, image)
+
+    monkeypatch.setattr(store.images, "put", put)
+    engine = await Engine.start(stored(plain, transfer, store, kv_buffer_size=1 << 14))  # five blocks
     await answer(engine, prompt())
+    assert connector(engine)._queued
     await engine.stop()
     assert store.images.stats().put == BLOCKS + 3
-    assert not [
-        each for each in threading.enumerate() if each.name.startswith("kv-store") and "listen" not in each.name
-    ]
+    threads = [each.name for each in threading.enumerate() if each.name.startswith("kv-store")]
+    assert threads == ["kv-store-listen"]  # the store's own
+
+
+async def test_what_came_from_a_store_is_not_saved_to_it(
+    plain: EngineConfig, transfer: KVTransferConfig, store: KVStoreServer
+) -> None:
+    config = stored(plain, transfer, store)
+    async with await Engine.start(config) as first, await Engine.start(config) as second:
+        await answer(first, prompt())
+        await saved(first)
+        rows = connector(second)._free_rows.copy()
+        await answer(second, prompt())
+        await saved(second)
+        moved = sum(now != before for now, before in zip(connector(second)._free_rows, rows, strict=True))
+        assert (await exchanged(second)).received_blocks == BLOCKS
+        assert connector(second)._free_rows[0] == rows[3] and moved  # three rows were used, for the answer
+
+
+async def test_a_store_that_starts_again_empty_is_given_what_is_used_again(
+    plain: EngineConfig, transfer: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RETRY_S", 0.05)
+    server = KVStoreServer(BlockImages(64 << 20), SECRET, "127.0.0.1", 0)
+    async with await Engine.start(stored(plain, transfer, server)) as engine:
+        await answer(engine, prompt())
+        await saved(engine)
+        await asyncio.to_thread(server.close)
+        await answer(engine, prompt(text=1))  # finds out that it is gone
+        await until(lambda: connector(engine)._client.up == 0)
+        again = KVStoreServer(BlockImages(64 << 20), SECRET, "127.0.0.1", server.port)
+        await until(lambda: connector(engine)._client.up == 1)
+        await answer(engine, prompt())
+        await saved(engine)
+        assert again.images.stats().put >= BLOCKS + 3
+        again.close()
 
 
 async def test_twins_wait_for_one_load(plain: EngineConfig, transfer: KVTransferConfig, store: KVStoreServer) -> None:
