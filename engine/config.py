@@ -69,6 +69,8 @@ class KVTransferConfig:
     kv_buffer_size: int = 64 << 20  # bytes of host memory, for blocks on their way to peers
     peers: tuple[str, ...] = ()  # HOST or HOST:PORT: those that a request may name
     timeout_s: float | None = None  # of a load; what is missing then is computed. None: 60, and 5 from a store
+    use_layerwise: bool = True  # a producer's: layers are sent while later ones are computed (LMCache's name)
+    layerwise_min_tokens: int = 64  # of a prompt in one step; blocks of fewer are sent once all layers are computed
     kv_connector: KVConnectorName = "TcpConnector"
     stores: tuple[str, ...] = ()  # HOST or HOST:PORT, in any order
     lookup_timeout_s: float = 0.5  # in which the stores say what they have; one that does not is left alone
@@ -91,6 +93,9 @@ class KVTransferConfig:
             if (value := getattr(self, name)) is not None and not value > 0:
                 message = f"kv_transfer.{name} is {value}; accepted: more than 0 seconds."
                 raise InvalidParameter("kv_transfer", message)
+        if self.layerwise_min_tokens < 1:
+            message = f"kv_transfer.layerwise_min_tokens is {self.layerwise_min_tokens}; accepted: a positive integer."
+            raise InvalidParameter("kv_transfer", message)
         if self.uses_stores:
             self._check_stores()
             return

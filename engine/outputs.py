@@ -115,7 +115,10 @@ class KVTransferStats:
     sent_blocks: int = 0
     sent_bytes: int = 0
     send_seconds: float = 0.0  # of sending blocks, checksums included
-    overlapped_seconds: float = 0.0  # of those, while later blocks of the same prompt were still being computed
+    overlapped_seconds: float = 0.0  # of those, while the rest of the same prompt was still being computed
+    layerwise_blocks: int = 0  # of the blocks sent, those that went layer by layer
+    computed_at: float = 0.0  # by `time.monotonic`, of one machine: the last layer of what a peer asked for last
+    loaded_at: float = 0.0  # the same: the last load had all of its blocks
     lookups: int = 0  # of prompts at K/V stores
     lookup_seconds: float = 0.0
     unsent_blocks: int = 0  # not saved to a store: it was away, slow or full

@@ -54,6 +54,8 @@ class KVTransferExtra(BaseModel):
     timeout_s: float | None = Field(None, gt=0)
     stores: list[str] = []
     lookup_timeout_s: float = Field(0.5, gt=0)
+    use_layerwise: bool = True
+    layerwise_min_tokens: int = Field(64, ge=1)
 
 
 class KVTransferSettings(BaseModel):
@@ -83,7 +85,8 @@ class KVTransferSettings(BaseModel):
         try:
             return KVTransferConfig(
                 self.kv_role, extra.secret_file, self.kv_ip, self.kv_port, self.kv_buffer_size, tuple(extra.peers),
-                extra.timeout_s, self.kv_connector, tuple(extra.stores), extra.lookup_timeout_s,
+                extra.timeout_s, extra.use_layerwise, extra.layerwise_min_tokens, self.kv_connector,
+                tuple(extra.stores), extra.lookup_timeout_s,
             )  # fmt: skip
         except InvalidParameter as error:
             raise BadSetting(str(error)) from None

@@ -19,6 +19,7 @@ from bench.kv import (
     held,
     hits,
     int4_ways,
+    layerwise,
     restart,
     routing,
     store,
@@ -86,6 +87,7 @@ def main() -> None:
         made["routing"] = routing.measure(options.trace, ROUTED_SIZES)
     if options.only in (None, "disaggregation"):
         made["disaggregation"] = asyncio.run(disaggregation.measure(options.model))
+        made["disaggregation"]["single_chunk"] = asyncio.run(layerwise.measure(options.model))
     if options.only in (None, "store"):
         made["store"] = asyncio.run(store.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
@@ -169,6 +171,7 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
         moved = f"{found['bytes_moved'] / 1e6:,.1f} MB moved, {found['bytes_expected'] / 1e6:,.1f} MB by the formula"
         told = f"{found['overlapped']:.0%} of the sending beside computing, same answers: {found['same_answers']}"
         lines += ["", f"{moved}; {told}."]
+        lines += _layerwise(found["single_chunk"])
     if "store" in made:
         found = made["store"]
         lines += ["", "| prompt | TTFT from the store | computed | ratio, least to most | looked up in vain |"]
@@ -181,6 +184,24 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
         told = f"{found['received_bytes'] / 1e6:,.1f} MB loaded, {found['failed_loads']} loads failed"
         lines += ["", f"{told}, {found['lookup_ms']:.1f} ms a lookup, same answers: {found['same_answers']}."]
     return "\n".join(lines)
+
+
+def _layerwise(made: dict[str, Any]) -> list[str]:
+    lines = [
+        "",
+        f"| one chunk, {made['pairs']} pairs | waited after the last layer | worst | TTFT | step | overlapped |",
+    ]
+    lines.append("|" + "---|" * 6)
+    for row in made["rows"]:
+        waited = f"**{1000 * row['waited_s']:.1f} ms** | {1000 * row['waited_max_s']:.1f} ms"
+        times = f"{1000 * row['ttft_s']:.0f} ms | {1000 * row['step_s']:.0f} ms"
+        lines.append(f"| {row['prompt_tokens']:,} tokens {row['way']} | {waited} | {times} | {row['overlapped']:.0%} |")
+    lines.append("")
+    for row in made["rows"][1::2]:
+        moved = f"{row['bytes_moved'] / 1e6:.2f} MB moved each way, {row['bytes_expected'] / 1e6:.2f} by the formula"
+        told = f"by layer less was waited in {row['waited_less']} pairs; same answers: {row['same_answers']}"
+        lines.append(f"{row['prompt_tokens']:,} tokens: {moved}; {told}.")
+    return lines
 
 
 def draw(made: dict[str, Any]) -> None:  # Any: plain JSON

@@ -63,7 +63,7 @@ async def _together(config: EngineConfig) -> dict[str, Any]:
 
 
 async def _apart(config: EngineConfig, secret: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    transfer = KVTransferConfig("kv_producer", str(secret), kv_port=_free_port())
+    transfer = KVTransferConfig("kv_producer", str(secret), kv_port=free_port())
     consumer = replace(transfer, kv_role="kv_consumer", peers=(transfer.kv_ip,))
     async with AsyncExitStack() as stack:
         prefill, decode = [
@@ -72,7 +72,7 @@ async def _apart(config: EngineConfig, secret: Path) -> tuple[dict[str, Any], di
         ]
         made = await _run(decode, prefill, RemotePrefill(transfer.kv_ip, transfer.kv_port))
         sent, received = (await prefill.stats()).kv_transfer, (await decode.stats()).kv_transfer
-        expected = PROMPTS * (PROMPT // config.block_size) * _block_bytes(config)
+        expected = PROMPTS * (PROMPT // config.block_size) * block_bytes(config)
     return _row(made), {
         "bytes_moved": received.received_bytes,
         "bytes_expected": expected,
@@ -90,25 +90,34 @@ async def _run(engine: Engine, prefill: Engine | None, remote: RemotePrefill | N
     made.gaps_s.clear()
     for at in range(PROMPTS):
         prompt = [random.Random(at).randrange(20, 4000) for _ in range(PROMPT)]
-        reading = None if prefill is None else asyncio.create_task(_read(prefill, prompt))
-        began, first, tokens = time.perf_counter(), None, list[int]()
-        async with await engine.open(prompt, remote_prefill=remote) as seq:
-            async for out in seq.generate(Span(GREEDY, max_tokens=ANSWER, ignore_eos=True)):
-                first = first or time.perf_counter() - began
-                tokens += out.token_ids
+        reading = None if prefill is None else asyncio.create_task(read(prefill, prompt))
+        first, tokens = await answer(engine, prompt, remote)
         if reading is not None:
             await reading
-        assert first is not None
         made.ttft_s.append(first)
-        made.answers.append(tuple(tokens))
+        made.answers.append(tokens)
         await asyncio.sleep(PAUSE_S)
     over.set()
     await asyncio.gather(*streams)
     return made
 
 
-async def _read(engine: Engine, prompt: list[int]) -> None:
-    async with await engine.open(prompt) as seq:
+async def answer(
+    engine: Engine, prompt: list[int], remote: RemotePrefill | None, tenant: str = ""
+) -> tuple[float, tuple[int, ...]]:
+    """Returns the seconds to the first token, and all tokens."""
+    began, first, tokens = time.perf_counter(), None, list[int]()
+    async with await engine.open(prompt, remote_prefill=remote, tenant=tenant) as seq:
+        async for out in seq.generate(Span(GREEDY, max_tokens=ANSWER, ignore_eos=True)):
+            first = first or time.perf_counter() - began
+            tokens += out.token_ids
+    assert first is not None
+    return first, tuple(tokens)
+
+
+async def read(engine: Engine, prompt: list[int], tenant: str = "") -> None:
+    """Has an engine prefill a prompt."""
+    async with await engine.open(prompt, tenant=tenant) as seq:
         await seq.generate_all(Span(GREEDY, max_tokens=1, ignore_eos=True))
 
 
@@ -134,7 +143,7 @@ def _row(made: Measured) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _block_bytes(config: EngineConfig) -> int:
+def block_bytes(config: EngineConfig) -> int:
     """Returns the bytes of a block, by the layers of the checkpoint: keys and values, or a short convolution's inputs,
     of each token in 16 bits."""
     spec = json.loads((Path(config.model) / "config.json").read_text("utf-8"))
@@ -155,7 +164,7 @@ def _with_positions(model: Path, copy: Path, positions: int) -> Path:
     return copy
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -20,6 +20,7 @@ from engine.core.output_processor import OutputProcessor, SamplingInFlight
 from engine.core.scheduler import NO_DRAFTS, Scheduler
 from engine.core.step import Step
 from engine.core.token_tree import Tree
+from engine.kv_cache.kv_connector import KVConnector
 from engine.model.runner import Runner, TreeRunner
 from engine.speculation.speculator import Speculator
 from engine.structured_output.bitmask import Masking
@@ -131,8 +132,10 @@ class InFlightSteps:
         timer: StepTimer,
         clock: Callable[[], float],
         speculator: Speculator,
+        connector: KVConnector | None = None,
     ) -> None:
         self.runner = runner
+        self._connector = connector
         self._device = device
         self._scheduler = scheduler
         self._masking = masking
@@ -212,6 +215,8 @@ class InFlightSteps:
 
     def _launch(self, step: Step, began: float) -> _InFlightStep:
         self._scheduler.save(step)
+        if self._connector is not None:
+            step.save_kv_layer = self._connector.bind_connector_metadata(step.rows)
         self._masking.start(step.rows)
         if self._device is not None:
             self._device.launch(step)

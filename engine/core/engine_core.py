@@ -83,8 +83,9 @@ class EngineCore:
         self._speculator = speculator or Speculator((), (), 1)
         self._timer = StepTimer(clock, self._ran)
         self._steps = InFlightSteps(
-            runner, device, self._scheduler, self._masking, self._processor, self._timer, clock, self._speculator
-        )
+            runner, device, self._scheduler, self._masking, self._processor, self._timer, clock, self._speculator,
+            connector,
+        )  # fmt: skip
         self._later: list[m.Command] = []  # came while the device ran
 
     # -- commands

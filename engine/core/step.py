@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -51,6 +52,8 @@ class Step:
     """Rows of one forward pass. `saves`: (block, row of host memory) pairs to copy before anything is written, and
     `state_saves` those of recurrent states.
     `sampled` (rows,): the tokens that the step before samples, on the device, where rows of this one begin with them.
+    `save_kv_layer` is called with the index of each layer once its K/V is written, or queued to be, where layers run
+    one after another over all tokens.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -58,6 +61,7 @@ class Step:
     saves: list[tuple[int, int]] = field(default_factory=list)
     state_saves: list[tuple[int, int]] = field(default_factory=list)
     sampled: Tensor | None = None
+    save_kv_layer: Callable[[int], None] | None = None
 
     def going_on(self, *, running: int, waiting: bool) -> list[tuple[int, SequenceState]] | None:
         """Returns the rows whose sequences go on after this step, which samples in each, whatever the samples are. None

@@ -3,8 +3,10 @@
 Disaggregated prefill and decode (DistServe, Zhong et al. 2024; Mooncake, Qin et al. 2024). Blocks are named by their
 digests, so a peer finds only what the same tokens of the same tenant left in a pool. Both sides act in the core's
 thread, beside the offload tiers and as they do: a block that is loaded belongs to the pool already, the sequence waits
-and others run. Blocks are served as soon as the step that fills them has run, while later chunks of the prompt are
-computed. Where a load fails or ends early, its tokens are recomputed. Knows nothing of sockets (`KVTransport`).
+and others run. Blocks that a step fills are served layer by layer while it computes later layers (`save_kv_layer`, as
+in vLLM); those of small chunks, and all that are in the pool already, as a whole. A block that is loaded can be found
+once all of its layers have come. Where a load fails or ends early, its tokens are recomputed. Knows nothing of sockets
+(`KVTransport`).
 """
 
 from __future__ import annotations
@@ -13,94 +15,26 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from queue import Empty, SimpleQueue
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from queue import Empty
 
 import torch
 from torch import Tensor
 
 from engine.core.request import SequenceState
+from engine.core.step import Row
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.host_tier import lock, unlock
-from engine.kv_cache.snapshot import Bytes
-from engine.kv_cache.transfers import BlockStore
+from engine.kv_cache.transfers import LayerStore, at_once
+from engine.kv_cache.transport.kv_transport import BlockFilling, BlockRequest, KVTransport, StagedBlocks
 from engine.outputs import KVTransferStats
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 2.0  # in which a request may arrive that computes what a peer asks for
 MAX_LOADS = 64  # at once; beyond them a prompt is computed here
-
-
-@dataclass(slots=True, eq=False)
-class BlockRequest:
-    """Blocks that a peer asks for: `digests[i]` is of block number `first + i` of a prompt.
-
-    `ready` has (digest, staging row) pairs in that order, then whether all were found.
-    """
-
-    first: int
-    digests: tuple[bytes, ...]
-    asked_at: float
-    ready: SimpleQueue[tuple[bytes, int] | bool] = field(default_factory=SimpleQueue)
-    found: int = 0  # blocks handed to the sender
-    sent: int = 0  # of those, blocks that the sender is done with
-    computed: bool = False  # the last one was seen in the pool
-    cancelled: bool = False  # the peer is gone
-
-    @property
-    def complete(self) -> bool:
-        """Returns whether all were handed to the sender."""
-        return self.found == len(self.digests)
-
-
-class BlockSource(Protocol):
-    """The connector, as the sending side of a transport sees it. Called from the transport's threads."""
-
-    def serve(self, first: int, digests: tuple[bytes, ...]) -> BlockRequest: ...
-
-    def payload(self, row: int) -> memoryview:
-        """Returns the bytes of a staging row, once the device has copied them."""
-        ...
-
-    def sent(self, request: BlockRequest, row: int, seconds: float) -> None:
-        """Gives a staging row back. `seconds`: of sending it; 0 where that failed."""
-        ...
-
-    def release(self, request: BlockRequest) -> None:
-        """Ends a request, whose peer has all of it or is gone."""
-        ...
-
-    def poke(self) -> None:
-        """Has the core look whether more blocks can be sent."""
-        ...
-
-    @property
-    def memory(self) -> Tensor:
-        """Returns the memory of all staging rows, for a transport that registers it."""
-        ...
-
-
-class KVTransport(Protocol):
-    """Moves block images between engines: TCP, or a transfer engine behind the same calls."""
-
-    def listen(self, source: BlockSource) -> None:
-        """Serves peers from now on."""
-        ...
-
-    def fetch(
-        self, peer: tuple[str, int], first: int, digests: tuple[bytes, ...],
-        arrived: Callable[[bytes, Bytes], None], ended: Callable[[str | None], None],
-    ) -> Callable[[], None]:  # fmt: skip
-        """Fetches blocks in order, in another thread. `arrived` gets each digest and its checked payload; `ended` why
-        the rest is missing, or None. Returns a function that cancels it: `ended` comes all the same."""
-        ...
-
-    def close(self) -> None:
-        """Ends all transfers and their threads."""
-        ...
+MIN_LAYERS_BYTES = 1 << 16  # sent at once, unless no layer follows: a payload costs about 0.1 ms besides its bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +52,8 @@ class _Load:
 
 class KVConnector:
     """The connector of one pool, whose blocks have `nbytes` bytes. With a `listening` transport it serves peers,
-    through `rows` staging rows of host memory.
+    through `rows` staging rows of host memory: chunks of at least `layerwise_tokens` layer by layer, or none where that
+    is None.
 
     `wake` is called from other threads when there is something to collect. `jobs` are the scheduler's sequences, which
     may still compute what a peer asks for. `offloaded` returns the bytes of a block that host memory holds, as what a
@@ -126,8 +61,9 @@ class KVConnector:
     """
 
     def __init__(
-        self, pool: BlockPool, store: BlockStore, transport: KVTransport, block_size: int, nbytes: int,
-        *, rows: int, listening: bool, pinned: bool = False, clock: Callable[[], float] = time.monotonic,
+        self, pool: BlockPool, store: LayerStore, transport: KVTransport, block_size: int, nbytes: int,
+        *, rows: int, listening: bool, pinned: bool = False, layerwise_tokens: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.wake: Callable[[], None] = lambda: None
         self.jobs: tuple[Mapping[int, SequenceState], ...] = ()
@@ -144,6 +80,12 @@ class KVConnector:
         self._free = deque(range(len(self._rows)))
         self._asked: deque[BlockRequest] = deque()
         self._requests: list[BlockRequest] = []
+        self._over: deque[BlockRequest] = deque()
+        self._layerwise_tokens = layerwise_tokens if listening else None
+        self._layers, self._decoder_layers = store.parts.nbytes, store.parts.decoder_layers
+        self._synchronous = store.queued() is at_once  # a layer is computed when `save_kv_layer` is called
+        self._filled: dict[bytes, int] = {}  # blocks that the running step fills
+        self._written = 0  # layers of them that have K/V
         if listening:
             transport.listen(self)
 
@@ -226,6 +168,8 @@ class KVConnector:
                 self._pool.release([block])
                 self.counters.received_blocks += 1
                 self.counters.received_bytes += self._nbytes
+                if not load.blocks:
+                    self.counters.loaded_at = self._clock()
         return served
 
     def _count_end(self, load: _Load, error: str | None) -> None:
@@ -240,6 +184,7 @@ class KVConnector:
     def ran(self) -> None:
         """Starts the requested loads and serves peers, after a step. A former holder of a block may be in that step, or
         in one before it: a load waits for them."""
+        self._filled.clear()
         self._serve()
         if not self._starting:
             return
@@ -253,10 +198,15 @@ class KVConnector:
     def _fetch(self, load: _Load, queued: Callable[[], None]) -> Callable[[], None]:
         blocks = dict(load.blocks)
 
-        def arrived(digest: bytes, payload: Bytes) -> None:
+        def arrived(digests: Sequence[bytes], payload: memoryview, layers: range | None = None) -> None:
             queued()
-            self._store.load(blocks[digest], memoryview(payload))
-            self._finish(load, digest, None)
+            if layers is None:
+                self._store.load(blocks[digests[0]], payload)
+            else:
+                self._store.load_layers([blocks[each] for each in digests], layers, payload)
+            if layers is None or layers.stop == len(self._layers):
+                for each in digests:
+                    self._finish(load, each, None)
 
         return self._transport.fetch(
             load.peer, load.first, tuple(blocks), arrived, lambda error: self._finish(load, None, error)
@@ -274,24 +224,26 @@ class KVConnector:
         self.wake()
         return request
 
-    def payload(self, row: int) -> memoryview:
-        self._store.saved()
-        return self._rows[row].numpy().data
+    def payload(self, staged: StagedBlocks) -> memoryview:
+        staged.arrived()
+        return self._rows[staged.row, : staged.nbytes].numpy().data
 
-    def sent(self, request: BlockRequest, row: int, seconds: float) -> None:
+    def sent(self, request: BlockRequest, staged: StagedBlocks, seconds: float) -> None:
         request.sent += 1
-        self._free.append(row)
+        self._free.append(staged.row)
         if seconds:
             with self._counting:
-                self.counters.sent_blocks += 1
-                self.counters.sent_bytes += self._nbytes
+                blocks = len(staged.digests) if staged.whole else 0
+                self.counters.sent_blocks += blocks
+                self.counters.layerwise_blocks += 0 if staged.layers is None else blocks
+                self.counters.sent_bytes += staged.nbytes
                 self.counters.send_seconds += seconds
                 self.counters.overlapped_seconds += 0.0 if request.computed else seconds
         if not request.complete:
             self.wake()
 
     def release(self, request: BlockRequest) -> None:
-        request.cancelled = True
+        self._over.append(request)
         self.wake()
 
     def poke(self) -> None:
@@ -301,22 +253,45 @@ class KVConnector:
     def memory(self) -> Tensor:
         return self._rows
 
-    def _serve(self) -> None:
-        """Copies computed blocks that peers ask for, from the pool or host memory, to staging rows for the senders."""
+    def bind_connector_metadata(self, rows: Sequence[Row]) -> Callable[[int], None] | None:
+        """Takes the blocks that the coming step fills (vLLM's name). Returns `save_kv_layer` where the step is to call
+        it, None where its chunks are small."""
+        self._filled, self._written = {}, 0
+        if self._layerwise_tokens is None:
+            return None
+        for row in rows:
+            if row.count >= self._layerwise_tokens and row.sampled_at is None:
+                for index in range(row.seq.kv_len // self._size, row.end // self._size):
+                    self._filled[row.seq.digest(index, self._size)] = row.seq.table[index]
+        return self.save_kv_layer if self._filled else None
+
+    def save_kv_layer(self, layer: int) -> None:
+        """Hands peers this layer of the blocks that they ask for and the running step fills. Called in the step's
+        thread, after the layer's K/V (vLLM's name; the cache and the step are known here). Where that thread is not the
+        core's, the core may end sequences meanwhile, but calls `collect` and `ran` after the step."""
+        self._written = layer + 1
+        self._serve(running=True)
+
+    def _serve(self, *, running: bool = False) -> None:
+        """Copies computed blocks that peers ask for, from the pool or host memory, to staging rows for the senders; of
+        those that a `running` step fills, the layers so far. After the step, ends requests of which no more will come.
+        """
         while self._asked:
             self._requests.append(self._asked.popleft())
+        while self._over:
+            self._end(self._over.popleft())
         if not self._requests:
             return
         copies: list[tuple[int, Tensor]] = []
-        ready: list[tuple[BlockRequest, bytes, int]] = []
+        ready: list[tuple[BlockRequest, StagedBlocks]] = []
         for request in list(self._requests):
-            if request.cancelled:
-                self._requests.remove(request)
-                self._drain(request)
-                continue
-            request.computed |= self._has(request.digests[-1])
+            if not request.computed and self._is_computed(request.digests[-1]):
+                request.computed = True
+                self.counters.computed_at = self._clock()
             most = max(1, len(self._rows) // len(self._requests))  # a slow peer leaves rows to others
-            while not request.complete and self._free and request.found - request.sent < most:
+            for filling in request.filling.copy():
+                ready += self._stage_layers(request, filling, most)
+            while request.found < len(request.digests) and self._free and request.staged - request.sent < most:
                 digest = request.digests[request.found]
                 if (block := self._pool.find(digest)) is not None:
                     row = self._free.popleft()
@@ -324,31 +299,90 @@ class KVConnector:
                 elif (held := self.offloaded(digest)) is not None:
                     row = self._free.popleft()
                     self._rows[row].copy_(held)
+                elif self._written and digest in self._filled:
+                    self._begin_filling(request)
+                    ready += self._stage_layers(request, request.filling[-1], most)
+                    continue
                 else:
                     break
-                ready.append((request, digest, row))
+                ready.append((request, StagedBlocks((digest,), row, self._nbytes, arrived=self._store.saved)))
                 request.found += 1
+                request.staged += 1
         if copies:
             self._store.save(copies)
-        for request, digest, row in ready:
-            request.ready.put((digest, row))
+        for request, staged in ready:  # last: threads that begin to send would take turns with every copy above
+            request.ready.put(staged)
         for request in list(self._requests):
-            if request.complete or not self._may_come(request):
+            if request.complete or request.lost or not (running or request.filling or self._may_come(request)):
                 self._requests.remove(request)
                 request.ready.put(request.complete)
+
+    def _begin_filling(self, request: BlockRequest) -> None:
+        """Has the next blocks of a request sent layer by layer: as many of the running step's as a row has room for in
+        any one layer."""
+        first, most = request.found, self._nbytes // max(self._layers)
+        end = next(
+            (
+                at
+                for at, digest in enumerate(request.digests[first : first + most], first)
+                if digest not in self._filled
+            ),
+            min(first + most, len(request.digests)),
+        )
+        digests = request.digests[first:end]
+        request.filling.append(BlockFilling(first, digests, tuple(self._filled[each] for each in digests)))
+        request.found = end
+
+    def _stage_layers(
+        self, request: BlockRequest, filling: BlockFilling, most: int
+    ) -> Iterator[tuple[BlockRequest, StagedBlocks]]:
+        """Copies layers that a request's blocks have by now to staging rows; all that are left, after their step.
+        Yields each row for the sender."""
+        written, last = self._written, self._decoder_layers
+        blocks = dict(zip(filling.digests, filling.blocks, strict=True))
+        if any(self._filled.get(digest) != block for digest, block in blocks.items()):
+            written = last = len(self._layers)
+            if any(self._pool.find(digest) != block for digest, block in blocks.items()):
+                request.lost = True
+                return
+        count = len(filling.blocks)
+        while filling.layers < written and self._free and request.staged - request.sent < most:
+            end, nbytes = filling.layers, 0
+            while end < written and nbytes + count * self._layers[end] <= self._nbytes:
+                nbytes += count * self._layers[end]
+                end += 1
+            if not nbytes:  # layers that read the K/V of others
+                filling.layers = end
+            elif nbytes < MIN_LAYERS_BYTES and end == written < last:
+                return
+            else:
+                row, layers = self._free.popleft(), range(filling.layers, end)
+                arrived = self._store.save_layers(filling.blocks, layers, self._rows[row])
+                filling.layers = end
+                whole = end == len(self._layers)
+                request.staged += 1
+                yield request, StagedBlocks(filling.digests, row, nbytes, layers, whole, arrived)
+        if filling.layers == len(self._layers):
+            request.filling.remove(filling)
+
+    def _is_computed(self, digest: bytes) -> bool:
+        written = self._synchronous and digest in self._filled and self._written >= self._decoder_layers
+        return written or self._has(digest)
 
     def _has(self, digest: bytes) -> bool:
         return self._pool.find(digest) is not None or self.offloaded(digest) is not None
 
-    def _drain(self, request: BlockRequest) -> None:
-        """Takes back the rows that a peer which is gone was not sent."""
+    def _end(self, request: BlockRequest) -> None:
+        """Ends a request, and takes back the rows that a peer which is gone was not sent."""
+        if request in self._requests:
+            self._requests.remove(request)
         while True:
             try:
                 item = request.ready.get_nowait()
             except Empty:
                 return
             if not isinstance(item, bool):
-                self._free.append(item[1])
+                self._free.append(item.row)
 
     def _may_come(self, request: BlockRequest) -> bool:
         """Returns whether the next block that a peer asks for is here, or will be: the request is young, or a sequence

@@ -22,6 +22,7 @@ from engine.kernels import blocks as kernels
 from engine.kernels.buffers import zeros
 from engine.kv_cache.block_tensors import copy_slots
 from engine.kv_cache.kv_groups import KVGroups
+from engine.kv_cache.layer_parts import LayerParts
 
 Coding = Literal["int8", "fp8", "int4"]
 
@@ -205,6 +206,12 @@ class QuantizedCache:
     def layers(self) -> list[QuantizedLayer]:
         layers = [QuantizedLayer(*each) for each in zip(self._codes.unbind(0), self._scales.unbind(0), strict=True)]
         return layers if self.groups is None else [layers[place] for place in self.groups.places]
+
+    def layer_parts(self) -> LayerParts:
+        """See `KVCache.layer_parts`: codes, then scales."""
+        assert self.groups is None, "a block of a K/V group is no block of all layers"
+        layers = [[each.codes, each.scales] for each in self.layers()]
+        return LayerParts(layers, len(layers))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See `KVCache.copy_blocks`."""

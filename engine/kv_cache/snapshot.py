@@ -143,6 +143,12 @@ def described(head: Bytes) -> tuple[bytes, bytes, int]:
     return layout, digest, length
 
 
+def digest_of(image: Bytes) -> bytes:
+    """Returns the digest of the block that an image's header names."""
+    digest: bytes = _HEADER_IMAGE.unpack_from(image)[3]
+    return digest
+
+
 def payload_of(image: Bytes, layout: bytes, digest: bytes, nbytes: int) -> memoryview:
     """Returns a view of the payload of an image, of `nbytes` bytes.
 

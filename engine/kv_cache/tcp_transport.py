@@ -2,8 +2,9 @@
 
 Both ends prove that they know the shared secret (challenge and response, HMAC with SHA-256, RFC 2104) before anything
 is asked for, and that their K/V is laid out and computed alike: the layout's fingerprint has the model's files, the
-number format and the kernels. Images carry their digest and a checksum, as files of the disk tier do. Nothing is
-encrypted. Knows nothing of pools: `BlockSource` has the bytes.
+number format and the kernels. Images carry their digest and a checksum, as files of the disk tier do; so do the
+layers of blocks that come while later layers are computed. Nothing is encrypted. Knows nothing of pools: `BlockSource`
+has the bytes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty
 
 from engine.errors import InvalidParameter
-from engine.kv_cache.kv_connector import BlockRequest, BlockSource
-from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, Bytes, header, payload_of
+from engine.kv_cache.layer_parts import LAYERS_MAGIC, LayersHeader, layers_header
+from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, digest_of, header, payload_of
+from engine.kv_cache.transport.kv_transport import Arrived, BlockRequest, BlockSource, StagedBlocks
 from engine.kv_cache.transport.peer_handshake import PeerRefused, admit, fill, prove, received
 
 log = logging.getLogger(__name__)
@@ -31,21 +33,22 @@ MAX_CONNECTIONS = 256
 MAX_BLOCKS = 1 << 20  # of a request
 
 _REQUEST = struct.Struct("<II")  # number of the first block, blocks
-_MAGIC = b"PonderT1"
+_MAGIC = b"PonderT2"  # with the version of the protocol; 1 had no layers
 _WAIT = b"PonderWt".ljust(HEADER_BYTES, b"\0")  # in the place of an image: it is not computed yet
 _GONE = b"PonderNo".ljust(HEADER_BYTES, b"\0")  # the rest will not come
 
 
 class TcpTransport:
-    """Connections of one engine, whose blocks have `nbytes` bytes in `layout`."""
+    """Connections of one engine, whose blocks have `layer_nbytes` bytes in each layer, in `layout`."""
 
     magic = _MAGIC  # of the protocol
 
     def __init__(
-        self, secret: bytes, layout: bytes, nbytes: int, *, address: tuple[str, int] | None, timeout_s: float
-    ) -> None:
+        self, secret: bytes, layout: bytes, layer_nbytes: Sequence[int], *, address: tuple[str, int] | None,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
         """`address`: to listen at; None: nothing is served. `timeout_s`: of a load as a whole."""
-        self._secret, self._layout, self._nbytes = secret, layout, nbytes
+        self._secret, self._layout, self._layers, self._nbytes = secret, layout, layer_nbytes, sum(layer_nbytes)
         self._address, self._timeout_s = address, timeout_s
         self._listener: socket.socket | None = None
         self._sockets = set[socket.socket]()
@@ -160,27 +163,30 @@ class TcpTransport:
                     if not item:
                         sock.sendall(_GONE)
                     return
-                self._send_block(sock, source, request, *item)
+                self._send_blocks(sock, source, request, item)
         finally:
             source.release(request)
 
-    def _send_block(
-        self, sock: socket.socket, source: BlockSource, request: BlockRequest, digest: bytes, row: int
+    def _send_blocks(
+        self, sock: socket.socket, source: BlockSource, request: BlockRequest, staged: StagedBlocks
     ) -> None:
         began, seconds = time.perf_counter(), 0.0
         try:
-            payload = source.payload(row)
-            sock.sendall(header(self._layout, digest, payload))
+            payload, digests = source.payload(staged), staged.digests
+            if staged.layers is None:
+                sock.sendall(header(self._layout, digests[0], payload))
+            else:
+                sock.sendall(layers_header(self._layout, digests, staged.layers, payload))
             self._send_payload(sock, payload)
             seconds = time.perf_counter() - began
         finally:
-            source.sent(request, row, seconds)
+            source.sent(request, staged, seconds)
 
     # -- fetching
 
     def fetch(
         self, peer: tuple[str, int], first: int, digests: tuple[bytes, ...],
-        arrived: Callable[[bytes, Bytes], None], ended: Callable[[str | None], None],
+        arrived: Arrived, ended: Callable[[str | None], None],
     ) -> Callable[[], None]:  # fmt: skip
         cancelled = threading.Event()
         mine: list[socket.socket] = []
@@ -215,28 +221,68 @@ class TcpTransport:
         self._begin("kv-fetch", run)
         return cancel
 
-    def _fetch(
-        self, sock: socket.socket, first: int, digests: tuple[bytes, ...], arrived: Callable[[bytes, Bytes], None]
-    ) -> None:
+    def _fetch(self, sock: socket.socket, first: int, digests: tuple[bytes, ...], arrived: Arrived) -> None:
         until = time.monotonic() + self._timeout_s
         sock.settimeout(STALL_S)
         prove(sock, self._secret, self.magic, self._layout)
         self._fetch_from(sock)
         sock.sendall(_REQUEST.pack(first, len(digests)) + b"".join(digests))
         image = memoryview(bytearray(HEADER_BYTES + self._nbytes))
-        for digest in digests:
-            while True:
-                if time.monotonic() >= until:
-                    raise TimeoutError(f"not within timeout_s, {self._timeout_s:g} s")
-                fill(sock, image[:HEADER_BYTES])
-                if image[:HEADER_BYTES] == _GONE:
-                    raise PeerRefused("the peer has no such blocks, and computes none")
-                if image[:HEADER_BYTES] != _WAIT:
-                    break
-            if image[: len(IMAGE_MAGIC)] != IMAGE_MAGIC:
+        coming = dict.fromkeys(digests, 0)  # blocks that are not whole yet, with the layers that have come
+        while coming:
+            self._next_header(sock, image[:HEADER_BYTES], until)
+            if image[: len(LAYERS_MAGIC)] == LAYERS_MAGIC:
+                blocks, layers, payload = self._layers_of(sock, image, digests, coming)
+                arrived(blocks, payload, layers)
+                for digest in blocks:
+                    coming[digest] = layers.stop
+                    if layers.stop == len(self._layers):
+                        del coming[digest]
+            elif image[: len(IMAGE_MAGIC)] == IMAGE_MAGIC:
+                digest = digest_of(image)
+                if coming.get(digest) != 0:
+                    raise BadImage("it is of another block")
+                self._receive_payload(sock, image[HEADER_BYTES:])
+                arrived((digest,), payload_of(image, self._layout, digest, self._nbytes))
+                del coming[digest]
+            else:
                 raise BadImage("it is no image of a block")
-            self._receive_payload(sock, image[HEADER_BYTES:])
-            arrived(digest, payload_of(image, self._layout, digest, self._nbytes))
+
+    def _next_header(self, sock: socket.socket, head: memoryview, until: float) -> None:
+        """Receives the header of what comes next."""
+        while True:
+            if time.monotonic() >= until:
+                raise TimeoutError(f"not within timeout_s, {self._timeout_s:g} s")
+            fill(sock, head)
+            if head == _GONE:
+                raise PeerRefused("the peer has no such blocks, and computes none")
+            if head != _WAIT:
+                return
+
+    def _layers_of(
+        self, sock: socket.socket, image: memoryview, digests: tuple[bytes, ...], coming: dict[bytes, int]
+    ) -> tuple[tuple[bytes, ...], range, memoryview]:
+        """Receives the layers of blocks that the header in `image` names.
+
+        Raises:
+            BadImage: they are damaged, of another layout or of other blocks, or not those that come next.
+        """
+        head = LayersHeader.read(image[:HEADER_BYTES])
+        if head.layout != self._layout:
+            raise BadImage("it is of another model, dtype or block size")
+        if head.digest not in coming:
+            raise BadImage("it is of another block")
+        first, layers = digests.index(head.digest), head.layers
+        blocks = digests[first : first + head.blocks]
+        if len(blocks) != head.blocks or any(coming.get(each) != layers.start for each in blocks):
+            raise BadImage(f"it has {head.blocks} blocks from layer {layers.start} on, and others come next")
+        nbytes = len(blocks) * sum(self._layers[layers.start : layers.stop])
+        if not layers.start < layers.stop <= len(self._layers) or not head.nbytes == nbytes <= self._nbytes:
+            raise BadImage(f"it has {head.nbytes} bytes of layers {layers.start} to {layers.stop}")
+        payload = image[HEADER_BYTES : HEADER_BYTES + nbytes]
+        self._receive_payload(sock, payload)
+        head.check(blocks, payload)
+        return blocks, layers, payload
 
     # -- how payloads go; by a transfer engine in subclasses
 

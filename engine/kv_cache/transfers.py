@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.kv_cache.block_pool import BlockContent
 from engine.kv_cache.disk_tier import DiskTier
 from engine.kv_cache.eviction import Tier
+from engine.kv_cache.layer_parts import LayerParts
 from engine.kv_cache.snapshot import BadImage
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,22 @@ class BlockStore(Protocol):
     def queued(self) -> Callable[[], None]:
         """Returns a wait, for any thread, until the device has finished everything queued by now, `save` included:
         `at_once` where the device is synchronous. Called in the thread that steps."""
+        ...
+
+
+class LayerStore(BlockStore, Protocol):
+    """The device's side where layers of blocks are copied, too."""
+
+    @property
+    def parts(self) -> LayerParts: ...
+
+    def save_layers(self, blocks: Sequence[int], layers: range, row: Tensor) -> Callable[[], None]:
+        """Copies layers of blocks, as `LayerParts.read`, to a row of host memory. Called while a step runs, in its
+        thread, once their K/V is written or queued to be. Returns a wait, for any thread, until the copy has come."""
+        ...
+
+    def load_layers(self, blocks: Sequence[int], layers: range, payload: memoryview) -> None:
+        """Writes layers of blocks, and waits until that is done. Called from the worker."""
         ...
 
 

@@ -7,7 +7,7 @@ changes since the last step are written. Knows rows and their sequences' tables;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from engine.kernels.buffers import zeros
 from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors, copy_slots
 from engine.kv_cache.kv_groups import KVGroups
+from engine.kv_cache.layer_parts import LayerParts
 from engine.model.model_spec import GlobalHeads, ModelSpec
 from engine.model.recurrent.states import RecurrentStates
 from engine.multimodal.image_input import FIRST_IMAGE_ID, has_images
@@ -58,6 +59,7 @@ class Batch:
     first_key: int = 0  # no token attends to positions before it; on torch's layers alone
     branches: Branches | None = None
     adapters: tuple[int, ...] = ()  # each row's slot, or NO_ADAPTER; none where no row has one
+    save_kv_layer: Callable[[int], None] | None = None  # see `Step`
 
     def of_table(self, table: int) -> Batch:
         """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
@@ -143,6 +145,7 @@ class KVCache(BlockTensors):
         self._places = [(at, own[at].index(shared_kv.get(index, index))) for index, at in sorted(kind_of.items())]
         if groups is not None:
             own, self._places = [list(range(groups.layers))], [(0, place) for place in groups.places]
+        self._own, self._layers = own, layers
         super().__init__(
             [
                 zeros(len(these), parts, blocks, block_size, heads, width, dtype=dtype, device=device)
@@ -201,6 +204,16 @@ class KVCache(BlockTensors):
         that do neither are left out: see `states`."""
         parts = [part.unbind(0) for part in self._tensors]  # of `mtp`, too, which no place names
         return [parts[at][place] for at, place in self._places]
+
+    def layer_parts(self) -> LayerParts:
+        """Returns the parts of a block by layer, without `groups`: there a block has layers of one group."""
+        assert self.groups is None, "a block of a K/V group is no block of all layers"
+        found: list[list[Tensor]] = [[] for _ in range(self._layers)]
+        for part, these in zip(self._tensors, self._own, strict=False):  # those of `mtp` come last
+            for place, index in enumerate(these):
+                found[index].append(part[place])
+        of_mtp = [] if self.mtp is None else [[layer] for part in self.mtp.tensors for layer in part]
+        return LayerParts([*found, *of_mtp], self._layers)
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies single tokens' K/V in every layer, see `kv_cache.block_tensors.copy_slots`."""
@@ -273,6 +286,7 @@ class Batching:
             windowed=() if laid.windowed is None else tuple(zip(*map(self._tensor, laid.windowed), strict=True)),
             branches=None if laid.branches is None else Branches(laid.branches[0], self._tensor(laid.branches[1])),
             adapters=laid.adapters,
+            save_kv_layer=step.save_kv_layer,
         )
 
     def features(self, laid: BatchLayout) -> Features | None:

@@ -176,12 +176,9 @@ class Decoder:
 
     @torch.inference_mode()
     def forward_step(
-        self,
-        step: DeviceStep,
-        kv: KVCache | QuantizedCache,
-        out: Tensor | None = None,
+        self, step: DeviceStep, kv: KVCache | QuantizedCache, out: Tensor | None = None,
         features: Features | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Runs `forward` for a step that is on the device already; the logits are put in `out` if given."""
         states = self._run_on_gpu(step, kv, features)
         wanted = len(step.logits_at) < len(states)  # a decode needs them all, in order
@@ -282,8 +279,7 @@ class Decoder:
         }
         caches: Iterator[Tensor | QuantizedLayer] = iter(kv.layers())
         states = iter(() if kv.states is None else kv.states.layers())
-        recurs = any(layer.recurrent is not None for layer in layers)
-        recurrent = self._recurrent_plan(batch) if recurs else None
+        recurrent = self._recurrent_plan(batch) if any(layer.recurrent is not None for layer in layers) else None
         earlier = earlier_slots(batch, kv.block_size, spec.conv_taps - 1) if spec.conv_layers else None
         for index, layer in enumerate(layers):
             normed = x if layer.attention_pre_norm is None else layer.attention_pre_norm(x)
@@ -304,6 +300,8 @@ class Decoder:
             elif layer.attends:
                 cache = next(caches)
                 self._attention(layer, x, normed, cache, plans[*_heads(cache), tables[index]], turns)
+            if batch.save_kv_layer is not None:
+                batch.save_kv_layer(index)
             if not spec.parallel:
                 normed = x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x)
             if layer.has_mlp:

@@ -8,7 +8,7 @@ attention for a device, and the sizes of step that CUDA graphs are kept for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +33,8 @@ _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads lik
 class DeviceStep:
     """The model's input of one step on a GPU. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
     `logits_at` the tokens whose logits are needed, `pieces` the attention for each window of the model's layers.
-    `adapters` has the rows' slots and where their tokens start, on the host, where a row has an adapter."""
+    `adapters` has the rows' slots and where their tokens start, on the host, where a row has an adapter. No CUDA graph
+    is recorded of a step with `save_kv_layer`, see `Step`."""
 
     token_ids: Tensor
     positions: Tensor
@@ -41,6 +42,7 @@ class DeviceStep:
     logits_at: Tensor
     pieces: Mapping[int | None, Pieces]
     adapters: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    save_kv_layer: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

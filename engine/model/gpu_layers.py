@@ -141,6 +141,8 @@ class GpuLayers:
                 delta_norm=_norm(layer.attention_post_norm),
                 multiplier=spec.residual_multiplier,
             )
+            if step.save_kv_layer is not None:
+                step.save_kv_layer(index)
             opened = self._gated(layer.gate_up(x if normed is None else normed), spec.activation)
             normed = self._add_and_norm(
                 x,

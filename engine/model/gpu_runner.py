@@ -181,7 +181,7 @@ class GpuRunner:
         works = self._cutter.works(laid)
         graph = self._graph_for(laid, works)
         if graph is None:
-            sent = self._sent(laid, works)
+            sent = replace(self._sent(laid, works), save_kv_layer=step.save_kv_layer)
             if step.sampled is not None:
                 fill_sampled(sent.token_ids, step.sampled)
             return self._decoder.forward_step(sent, self._kv, features=self._batching.features(laid))

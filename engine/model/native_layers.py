@@ -1,4 +1,5 @@
-"""Layers of a decoder on the kernels in C++ (`engine.kernels.cpu`): all of them in one call.
+"""Layers of a decoder on the kernels in C++ (`engine.kernels.cpu`): all of them in one call, or one a call where each
+layer's K/V is sent as it is written.
 
 Knows which models the kernels run exactly, and hands them pointers; `Decoder` runs the same layers on torch otherwise,
 and one test holds the two together.
@@ -301,12 +302,15 @@ class CpuLayers:
             pointer(of_tokens),
             None if adapters is None else ctypes.addressof(adapters.table),
         )
-        first, every = 0, len(self._layers)
+        first, every, save = 0, len(self._layers), batch.save_kv_layer
         while first < every:
-            last = next((at + 1 for at in range(first, every) if self._layers[at].mixture), every)
+            ends = (at + 1 for at in range(first, every) if save is not None or self._layers[at].mixture)
+            last = next(ends, every)
             bounds = ctypes.c_int64(first), ctypes.c_int64(last)
             if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step), *bounds):
                 raise MemoryError("No memory for the activations of a step.")
+            if save is not None:
+                save(last - 1)
             if self._layers[last - 1].mixture:
                 mixture(self._layers[last - 1], states)
             first = last

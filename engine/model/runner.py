@@ -11,6 +11,7 @@ touches tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import cycle
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -21,6 +22,7 @@ from engine.core.step import Step
 from engine.kernels.blocks import block_nbytes, gather_blocks
 from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
+from engine.kv_cache.layer_parts import LayerParts
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
 from engine.model.batch import Batch, Batching, Branches, Features, KVCache
@@ -69,6 +71,25 @@ class Saving:
             halves = torch.empty(shape, dtype=torch.uint8, device=self._cache[0].device)
             self._halves = cycle([(half, torch.cuda.Event()) for half in halves])
         return next(self._halves)
+
+    def save_layers(
+        self, parts: LayerParts, blocks: Sequence[int], layers: range, row: Tensor
+    ) -> Callable[[], None]:  # fmt: skip
+        """Queues a copy of layers of blocks to the beginning of a row of bytes, after the current stream's work so far;
+        returns a wait for it. Its later work may overwrite the blocks."""
+        device = self._cache[0].device
+        gathered = torch.empty(len(row), dtype=torch.uint8, device=device)
+        parts.read(blocks, layers, gathered)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            row.copy_(gathered, non_blocking=True)
+            arrived = torch.cuda.Event(blocking=True)
+            arrived.record(self._stream)
+
+        def wait(_kept: Tensor = gathered) -> None:  # its memory is given to others after the copy
+            arrived.synchronize()
+
+        return wait
 
     def wait(self) -> None:
         """Waits until all saved blocks have arrived."""
@@ -162,6 +183,13 @@ class TreeRunner(Runner, Protocol):
         ...
 
 
+@runtime_checkable
+class LayeredCache(Protocol):
+    """A paged cache of which layers are copied one by one."""
+
+    def layer_parts(self) -> LayerParts: ...
+
+
 class CacheStore:
     """The paged cache, or the recurrent states, as offload tiers see it (`engine.kv_cache.transfers.BlockStore`).
 
@@ -185,6 +213,29 @@ class CacheStore:
     def saved(self) -> None:
         if self._saving is not None:
             self._saving.wait()
+
+    @cached_property
+    def parts(self) -> LayerParts:
+        """Returns the parts of the cache's blocks by layer. Recurrent states have none."""
+        assert isinstance(self._kv, LayeredCache), "states are no blocks of tokens"
+        return self._kv.layer_parts()
+
+    def save_layers(self, blocks: Sequence[int], layers: range, row: Tensor) -> Callable[[], None]:
+        row = row[: len(blocks) * sum(self.parts.nbytes[layers.start : layers.stop])]
+        if self._saving is not None:
+            return self._saving.save_layers(self.parts, blocks, layers, row)
+        self.parts.read(blocks, layers, row)
+        return at_once
+
+    @torch.inference_mode()
+    def load_layers(self, blocks: Sequence[int], layers: range, payload: memoryview) -> None:
+        run = torch.frombuffer(payload, dtype=torch.uint8)
+        if self._stream is None:
+            self.parts.write(blocks, layers, run)
+            return
+        with torch.cuda.stream(self._stream):
+            self.parts.write(blocks, layers, run.to(self._kv.device))
+        self._stream.synchronize()
 
     def queued(self) -> Callable[[], None]:
         return at_once if self._saving is None else self._saving.queued()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,6 @@ from engine.config import KVTransferConfig
 from engine.kv_cache.kv_connector import KVConnector
 from engine.outputs import KVTransferStats
 from engine.params import RemotePrefill
-from tests.engine.kv_cache.test_kv_events import free_endpoint
 
 SPAN = Span(GREEDY, max_tokens=12, ignore_eos=True)
 FIRST = Span(GREEDY, max_tokens=1, ignore_eos=True)  # what a router asks of the engine that prefills
@@ -25,7 +25,9 @@ def prompt(length: int = 150, text: int = 0) -> list[int]:
 
 
 def free_port() -> int:
-    return int(free_endpoint().rpartition(":")[2])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

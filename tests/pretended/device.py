@@ -25,6 +25,7 @@ class Copy:
     to_host: bool
     done: bool = False
 
+    @torch.inference_mode()  # a device's copy ends in whatever thread waits for it
     def finish(self) -> None:
         if self.done:
             return

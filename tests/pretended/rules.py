@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -177,8 +178,11 @@ def _waits(index: Any) -> bool:
     return lists or any(each.dtype is torch.bool or not isinstance(each, Distant) for each in tensors)
 
 
+_interpreting = threading.Lock()  # Triton's interpreter has one grid, and two engines a thread each
+
+
 def _interpret(run: Callable[..., None], kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
-    with torch._C.DisableTorchFunction():
+    with _interpreting, torch._C.DisableTorchFunction():
         run(kernel, *args, grid=grid, warmup=False, **options)
 
 

@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from engine.kv_cache.eviction import TransferRates
-from engine.kv_cache.kv_connector import BlockSource
 from engine.kv_cache.kv_store import wire
 from engine.kv_cache.kv_store.wire import ABSENT, STALL_S, Operation, fill_until, remaining
 from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, Bytes, described, header, payload_of
+from engine.kv_cache.transport.kv_transport import Arrived, BlockSource
 from engine.kv_cache.transport.peer_handshake import PeerRefused, prove
 
 log = logging.getLogger(__name__)
@@ -166,7 +166,7 @@ class KVStoreClient:
 
     def fetch(
         self, peer: Address, first: int, digests: tuple[bytes, ...],
-        arrived: Callable[[bytes, Bytes], None], ended: Callable[[str | None], None],
+        arrived: Arrived, ended: Callable[[str | None], None],
     ) -> Callable[[], None]:  # fmt: skip
         """Fetches those blocks before the first that no store has, as `KVTransport` says; `peer` and `first` are not
         used. Ends with NOT_STORED where the stores are well and have no more."""
@@ -341,9 +341,7 @@ class KVStoreClient:
 class _Fetch:
     """One load: looks up its blocks at all stores that it has any at, then fetches those before the first gap."""
 
-    def __init__(
-        self, client: KVStoreClient, digests: Sequence[bytes], arrived: Callable[[bytes, Bytes], None]
-    ) -> None:
+    def __init__(self, client: KVStoreClient, digests: Sequence[bytes], arrived: Arrived) -> None:
         self._client, self._digests, self._arrived = client, digests, arrived
         self._connections: dict[_Store, KVStoreConnection] = {}
         self._errors: list[str] = []
@@ -408,7 +406,7 @@ class _Fetch:
                 if payload is None:
                     self._absent += 1
                 else:
-                    self._arrived(digest, payload)
+                    self._arrived((digest,), payload)
 
         self._each([each for each in self._connections if loads[each]], ask)
         self._each([each for each in self._connections if loads[each]], receive)

@@ -23,7 +23,7 @@ from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.host_tier import lock, unlock
 from engine.kv_cache.kv_connector import KVConnector, _Load
 from engine.kv_cache.kv_store.client import NOT_STORED, KVStoreClient
-from engine.kv_cache.transfers import LATER, BlockStore, ThreadWorker
+from engine.kv_cache.transfers import LATER, LayerStore, ThreadWorker
 from engine.kv_cache.transport.peer_handshake import shared_secret
 from engine.outputs import KVTransferStats
 
@@ -40,7 +40,7 @@ class KVStoreConnector(KVConnector):
     host memory, for blocks on their way to stores."""
 
     def __init__(
-        self, pool: BlockPool, store: BlockStore, client: KVStoreClient, block_size: int, nbytes: int,
+        self, pool: BlockPool, store: LayerStore, client: KVStoreClient, block_size: int, nbytes: int,
         *, rows: int, saves: bool, loads: bool, pinned: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(pool, store, client, block_size, nbytes, rows=0, listening=False)
@@ -216,7 +216,7 @@ def build_store_connector(
     transfer: KVTransferConfig,
     layout: bytes,
     pool: BlockPool,
-    store: BlockStore,
+    store: LayerStore,
     block_size: int,
     nbytes: int,
     *,

@@ -18,7 +18,7 @@ from engine.kv_cache.kv_store.connector import build_store_connector
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.snapshot import layout_of
 from engine.kv_cache.tcp_transport import TcpTransport
-from engine.kv_cache.transfers import BlockStore
+from engine.kv_cache.transfers import LayerStore
 from engine.kv_cache.transport.nixl_transport import NixlTransport
 from engine.kv_cache.transport.peer_handshake import shared_secret
 from engine.model.numerics import Numerics
@@ -45,7 +45,7 @@ def build_connector(
     numerics: Numerics,
     pool: BlockPool,
     kv: KVCache | QuantizedCache,
-    store: BlockStore,
+    store: LayerStore,
     device: torch.device,
 ) -> KVConnector | None:
     """Builds the connector that `config` asks for; None: none. `model` is the fingerprint of the model's files.
@@ -71,7 +71,11 @@ def build_connector(
     address = (transfer.kv_ip, transfer.kv_port) if transfer.produces else None
     kind = NixlTransport if transfer.kv_connector == "NixlConnector" else TcpTransport
     transport = kind(
-        shared_secret(transfer.secret_file), layout, nbytes, address=address, timeout_s=transfer.load_timeout_s
+        shared_secret(transfer.secret_file),
+        layout,
+        store.parts.nbytes,
+        address=address,
+        timeout_s=transfer.load_timeout_s,
     )
     return KVConnector(
         pool,
@@ -82,4 +86,5 @@ def build_connector(
         rows=transfer.kv_buffer_size // nbytes,
         listening=transfer.produces,
         pinned=device.type == "cuda",
+        layerwise_tokens=transfer.layerwise_min_tokens if transfer.use_layerwise else None,
     )

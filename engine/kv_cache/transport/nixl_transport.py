@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidParameter
-from engine.kv_cache.kv_connector import BlockSource
 from engine.kv_cache.tcp_transport import STALL_S, TcpTransport
+from engine.kv_cache.transport.kv_transport import BlockSource
 from engine.kv_cache.transport.peer_handshake import PeerRefused, received
 
 log = logging.getLogger(__name__)
@@ -60,16 +61,17 @@ class _Session:
 class NixlTransport(TcpTransport):
     """Connections of one engine, whose payloads go by NIXL. Arguments as of `TcpTransport`."""
 
-    magic = b"PonderN1"
+    magic = b"PonderN2"
 
     def __init__(
-        self, secret: bytes, layout: bytes, nbytes: int, *, address: tuple[str, int] | None, timeout_s: float
-    ) -> None:
+        self, secret: bytes, layout: bytes, layer_nbytes: Sequence[int], *, address: tuple[str, int] | None,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
         """
         Raises:
             InvalidParameter: NIXL cannot be imported, or has no UCX.
         """
-        super().__init__(secret, layout, nbytes, address=address, timeout_s=timeout_s)
+        super().__init__(secret, layout, layer_nbytes, address=address, timeout_s=timeout_s)
         api = nixl_api()
         try:
             self._agent = api.nixl_agent(f"ponder-{uuid.uuid4().hex}", api.nixl_agent_config(backends=["UCX"]))

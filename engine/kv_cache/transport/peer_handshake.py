@@ -18,7 +18,7 @@ from engine.errors import InvalidParameter
 
 log = logging.getLogger(__name__)
 
-GREETING = struct.Struct("<8s32s")  # magic, nonce
+GREETING = struct.Struct("<8s32s")  # magic, of which the last byte is the version; nonce
 PROOF = struct.Struct("<32s16s32s")  # nonce, layout, code
 VERDICT = struct.Struct("<B32s")  # whether the layout is accepted, code
 MIN_SECRET = 16  # bytes
@@ -60,7 +60,12 @@ def admit(sock: socket.socket, secret: bytes, magic: bytes, accepts: Callable[[b
     """
     nonce = secrets.token_bytes(32)
     sock.sendall(GREETING.pack(magic, nonce))
-    theirs, layout, proof = PROOF.unpack(received(sock, PROOF.size))
+    try:
+        theirs, layout, proof = PROOF.unpack(received(sock, PROOF.size))
+    except ConnectionError:
+        version = magic[-1:].decode()
+        log.warning("a client left at the greeting: it is no peer, or has another version than %s", version)
+        return None
     if not hmac.compare_digest(proof, code(secret, b"client", nonce, theirs, layout)):
         log.warning("a K/V transfer was refused: the client does not know the shared secret")
         return None
@@ -77,8 +82,11 @@ def prove(sock: socket.socket, secret: bytes, magic: bytes, layout: bytes) -> No
         OSError: the connection failed.
     """
     theirs, nonce = GREETING.unpack(received(sock, GREETING.size))
-    if theirs != magic:
+    if theirs[:-1] != magic[:-1]:
         raise PeerRefused("no engine that serves K/V answers there")
+    if theirs != magic:
+        found, accepted = theirs[-1:].decode("ascii", "replace"), magic[-1:].decode()
+        raise PeerRefused(f"the peer has version {found} of the protocol; accepted: {accepted}, of the same release")
     mine = secrets.token_bytes(32)
     sock.sendall(PROOF.pack(mine, layout, code(secret, b"client", nonce, mine, layout)))
     try:

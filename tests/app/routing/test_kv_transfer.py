@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ from tests.engine.kv_apart import free_port
 
 GIVEN = {
     "kv_role": "kv_both", "kv_ip": "10.0.0.1", "kv_port": 6000, "kv_buffer_size": 1 << 20,
-    "kv_connector_extra_config": {"secret_file": "secret", "peers": ["10.0.0.2"], "timeout_s": 5},
+    "kv_connector_extra_config": {
+        "secret_file": "secret", "peers": ["10.0.0.2"], "timeout_s": 5, "layerwise_min_tokens": 9,
+    },
 }  # fmt: skip
 
 
 def test_json_of_the_command_line_reaches_the_first_models_engine(tmp_path: Path) -> None:
     settings = load_settings(kv_transfer=json.dumps(GIVEN), data_dir=tmp_path)
-    wanted = KVTransferConfig("kv_both", "secret", "10.0.0.1", 6000, 1 << 20, ("10.0.0.2",), 5.0)
+    wanted = KVTransferConfig("kv_both", "secret", "10.0.0.1", 6000, 1 << 20, ("10.0.0.2",), 5.0, True, 9)
     assert settings.engine_config().kv_transfer == wanted
+    extra = {**GIVEN["kv_connector_extra_config"], "use_layerwise": False}  # type: ignore[dict-item]  # it is one
+    chunks = load_settings(kv_transfer=json.dumps({**GIVEN, "kv_connector_extra_config": extra}), data_dir=tmp_path)
+    assert chunks.engine_config().kv_transfer == replace(wanted, use_layerwise=False)
     assert settings.engine_config("another").kv_transfer is None
 
 
@@ -36,6 +42,8 @@ def test_json_of_the_command_line_reaches_the_first_models_engine(tmp_path: Path
         ({"kv_load_failure_policy": "fail"}, r"--kv-transfer-config\.kv_load_failure_policy"),
         ({"kv_parallel_size": 2}, r"--kv-transfer-config\.kv_parallel_size"),
         ({"kv_connector_extra_config": {}}, "secret_file"),
+        ({"kv_connector_extra_config": {"secret_file": "a", "layerwise_min_tokens": 0}}, "layerwise_min_tokens"),
+        ({"kv_connector_extra_config": {"secret_file": "a", "use_layerwise": "often"}}, "use_layerwise"),
     ],
 )
 def test_what_is_no_configuration_is_refused_by_its_field(changed: dict[str, Any], told: str) -> None:

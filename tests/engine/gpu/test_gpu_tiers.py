@@ -37,6 +37,26 @@ def test_a_block_comes_up_after_all_that_the_device_was_told_before(machine: Mac
     host.close()
 
 
+def test_a_layer_is_saved_as_it_was_when_that_was_queued(machine: Machine | None) -> None:
+    """Each save has a wait of its own: the first layer is sent while the second is computed."""
+    cache, blocks = KVCache(2, 6, 4, 2, 8, torch.float32, CUDA), (4, 1, 3)
+    store, host = CacheStore(cache, CUDA), HostTier(2, 3 * cache.block_nbytes // 2, pinned=True)
+    host.data.fill_(9)
+    cache.data[0, :, list(blocks)] = 5.0
+    first = store.save_layers(blocks, range(1), host.row(0))
+    cache.data[0, :, list(blocks)] = 6.0  # of the next step
+    cache.data[1, :, list(blocks)] = 7.0
+    second = store.save_layers(blocks, range(1, 2), host.row(1))
+    first()
+    assert host.row(0).view(torch.float32).eq(5).all()
+    second()
+    assert host.row(1).view(torch.float32).eq(7).all()
+    store.load_layers((2, 5, 1), range(1, 2), host.row(0).numpy().data)
+    torch.cuda.synchronize()
+    assert cache.data[1, :, [2, 5, 1]].eq(5).all() and cache.data[1, :, [3, 4]].eq(7).all()
+    host.close()
+
+
 def test_a_tier_has_the_bytes_that_it_may_have_and_copies_wait_for_nobody(machine: Machine | None) -> None:
     host = HostTier(5, 600, pinned=True)
     assert host.data.untyped_storage().nbytes() == 3000

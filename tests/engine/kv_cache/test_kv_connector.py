@@ -177,6 +177,7 @@ async def test_a_request_names_peers_alone(plain: EngineConfig, transfer: KVTran
         ({"kv_port": 0}, "accepted: 1 to 65535"),
         ({"kv_buffer_size": 0}, "accepted: a positive number"),
         ({"timeout_s": 0.0}, "accepted: more than 0"),
+        ({"layerwise_min_tokens": 0}, "layerwise_min_tokens is 0; accepted: a positive integer"),
         ({"peers": ()}, "there are no peers; accepted: HOST or HOST:PORT"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from engine.kv_cache.kv_event_publisher import (
 from engine.kv_cache.kv_events import Change, KVEventLog
 from tests.engine.core.test_scheduler import SIZE, Bench
 from tests.engine.fake import FakeRunner, Letters
+from tests.engine.kv_apart import free_port
 from tests.engine.kv_below import Told, tiers_below
 
 
@@ -159,9 +159,7 @@ def test_the_wire_is_vllms() -> None:
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture

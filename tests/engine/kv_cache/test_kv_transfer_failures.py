@@ -21,10 +21,10 @@ from engine import Engine, EngineConfig
 from engine.config import KVTransferConfig
 from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector, tcp_transport
-from engine.kv_cache.kv_connector import BlockRequest
 from engine.kv_cache.snapshot import header
 from engine.kv_cache.tcp_transport import TcpTransport
 from engine.kv_cache.transport import peer_handshake
+from engine.kv_cache.transport.kv_transport import BlockRequest, StagedBlocks
 from engine.params import RemotePrefill
 from tests.engine.kv_apart import (
     FIRST,
@@ -128,17 +128,17 @@ class Images:
         for digest in digests[: self._count]:
             block = self._engine._core._pool.find(digest)
             assert block is not None
-            request.ready.put((digest, block))
+            request.ready.put(StagedBlocks((digest,), block, connector(self._engine)._nbytes))
         return request
 
-    def payload(self, row: int) -> memoryview:
+    def payload(self, staged: StagedBlocks) -> memoryview:
         made = connector(self._engine)
-        staged = bytearray(made._nbytes)
-        into = torch.frombuffer(staged, dtype=torch.uint8)
-        made._store.save([(row, into)])
-        return memoryview(self._changed(bytes(staged)))
+        image = bytearray(made._nbytes)
+        into = torch.frombuffer(image, dtype=torch.uint8)
+        made._store.save([(staged.row, into)])
+        return memoryview(self._changed(bytes(image)))
 
-    def sent(self, request: BlockRequest, row: int, seconds: float) -> None:
+    def sent(self, request: BlockRequest, staged: StagedBlocks, seconds: float) -> None:
         pass
 
     def release(self, request: BlockRequest) -> None:
@@ -158,7 +158,7 @@ def peer(engine: Engine, count: int, changed: Callable[[bytes], bytes] = bytes) 
     made = connector(engine)
     assert isinstance(made._transport, TcpTransport)
     ours = made._transport
-    transport = TcpTransport(ours._secret, ours._layout, ours._nbytes, address=("127.0.0.1", 0), timeout_s=5.0)
+    transport = TcpTransport(ours._secret, ours._layout, ours._layers, address=("127.0.0.1", 0), timeout_s=5.0)
     transport.listen(Images(engine, count, changed))
     try:
         yield transport

@@ -42,7 +42,9 @@ def loaded(client: KVStoreClient, digests: Sequence[bytes]) -> tuple[dict[bytes,
     """Returns what a load brings, and why it ended."""
     came: dict[bytes, bytes] = {}
     ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    client.fetch(("", 0), 0, tuple(digests), lambda each, data: came.update({each: bytes(data)}), ended.put)
+    client.fetch(
+        ("", 0), 0, tuple(digests), lambda each, data, layers=None: came.update({each[0]: bytes(data)}), ended.put
+    )
     return came, ended.get(timeout=30)
 
 
