@@ -29,7 +29,7 @@ from engine.kv_cache.quality_gate import check_int4
 from engine.kv_cache.quantized_cache import INT4_GROUP, INT4_MAX_WIDTH, QuantizedCache
 from engine.kv_cache.snapshot import fingerprint
 from engine.kv_cache.state_checkpoints import StateCheckpoints
-from engine.kv_cache.tcp_transport import build_connector, digest_key
+from engine.kv_cache.transport.build import build_connector, digest_key
 from engine.model import native_layers
 from engine.model.batch import Batch, KVCache
 from engine.model.decoder import Decoder, load_decoder

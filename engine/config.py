@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,6 +13,9 @@ LoopName = Literal["auto", "plain", "overlapped"]
 KvDType = Literal["auto", "int8", "fp8", "int4"]
 RunsIn = Literal["thread", "process"]
 KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
+KVConnectorName = Literal["TcpConnector", "NixlConnector", "KVStoreConnector"]
+KV_STORE_PORT = 14580
+_STORE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:\s]+)(?::(\d{1,5}))?")
 QuantizationName = Literal["none", "int8", "int4"]
 KernelName = Literal["auto", "torch", "triton"]
 PolicyName = Literal[
@@ -48,9 +52,11 @@ class KVEventsConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVTransferConfig:
-    """Exchange of K/V with other engines of the same model, for disaggregated prefill (vLLM's `KVTransferConfig`). A
-    producer listens at `kv_ip` and `kv_port` and serves the blocks of its pool; a consumer loads those of a prompt that
-    one of its `peers` prefills.
+    """Exchange of K/V with other engines of the same model (vLLM's `KVTransferConfig`).
+
+    TcpConnector, for disaggregated prefill: a producer listens at `kv_ip` and `kv_port` and serves the blocks of its
+    pool; a consumer loads those of a prompt that one of its `peers` prefills. KVStoreConnector: a producer saves blocks
+    to `stores` that are apart from the engines, a consumer loads from them.
 
     Raises:
         InvalidParameter: a value is out of range.
@@ -62,11 +68,18 @@ class KVTransferConfig:
     kv_port: int = 14579
     kv_buffer_size: int = 64 << 20  # bytes of host memory, for blocks on their way to peers
     peers: tuple[str, ...] = ()  # HOST or HOST:PORT: those that a request may name
-    timeout_s: float = 60.0  # of a load; what is missing then is computed
+    timeout_s: float | None = None  # of a load; what is missing then is computed. None: 60, and 5 from a store
     use_layerwise: bool = True  # a producer's: layers are sent while later ones are computed (LMCache's name)
     layerwise_min_tokens: int = 64  # of a prompt in one step; blocks of fewer are sent once all layers are computed
+    kv_connector: KVConnectorName = "TcpConnector"
+    stores: tuple[str, ...] = ()  # HOST or HOST:PORT, in any order
+    lookup_timeout_s: float = 0.5  # in which the stores say what they have; one that does not is left alone
 
     def __post_init__(self) -> None:
+        if self.kv_connector not in get_args(KVConnectorName):
+            accepted = ", ".join(get_args(KVConnectorName))
+            message = f"kv_transfer.kv_connector is {self.kv_connector!r}; accepted: {accepted}."
+            raise InvalidParameter("kv_transfer", message)
         if self.kv_role not in get_args(KVRole):
             accepted = ", ".join(get_args(KVRole))
             raise InvalidParameter("kv_transfer", f"kv_transfer.kv_role is {self.kv_role!r}; accepted: {accepted}.")
@@ -76,15 +89,65 @@ class KVTransferConfig:
         if self.kv_buffer_size < 1:
             message = f"kv_transfer.kv_buffer_size is {self.kv_buffer_size}; accepted: a positive number of bytes."
             raise InvalidParameter("kv_transfer", message)
-        if not self.timeout_s > 0:
-            message = f"kv_transfer.timeout_s is {self.timeout_s}; accepted: more than 0 seconds."
-            raise InvalidParameter("kv_transfer", message)
+        for name in ("timeout_s", "lookup_timeout_s"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                message = f"kv_transfer.{name} is {value}; accepted: more than 0 seconds."
+                raise InvalidParameter("kv_transfer", message)
         if self.layerwise_min_tokens < 1:
             message = f"kv_transfer.layerwise_min_tokens is {self.layerwise_min_tokens}; accepted: a positive integer."
             raise InvalidParameter("kv_transfer", message)
+        if self.uses_stores:
+            self._check_stores()
+            return
+        if self.stores:
+            message = f"kv_transfer.stores is set and kv_connector is {self.kv_connector}; accepted: KVStoreConnector,"
+            raise InvalidParameter("kv_transfer", f"{message} or none.")
         if self.consumes and not self.peers:
             message = f"kv_transfer.kv_role is {self.kv_role} and there are no peers; accepted: HOST or HOST:PORT of "
             raise InvalidParameter("kv_transfer", f"{message}each engine that prefills, or kv_producer.")
+
+    def _check_stores(self) -> None:
+        """Refuses what a store does not have. Raises InvalidParameter."""
+        if self.peers:
+            message = "kv_transfer.peers is set and kv_connector is KVStoreConnector; accepted: TcpConnector, or none."
+            raise InvalidParameter("kv_transfer", message)
+        if not self.stores:
+            message = (
+                "kv_transfer.kv_connector is KVStoreConnector and there are no stores; accepted: HOST or HOST:PORT"
+            )
+            raise InvalidParameter("kv_transfer", f"{message} of each `ponder kv-store`.")
+        addresses = self.store_addresses
+        if twice := [each for each in addresses if addresses.count(each) > 1]:
+            message = f"kv_transfer.stores has {twice[0][0]}:{twice[0][1]} twice; accepted: each once."
+            raise InvalidParameter("kv_transfer", message)
+
+    @property
+    def uses_stores(self) -> bool:
+        return self.kv_connector == "KVStoreConnector"
+
+    @property
+    def store_addresses(self) -> list[tuple[str, int]]:
+        """Returns host and port of each store.
+
+        Raises:
+            InvalidParameter: one has neither form.
+        """
+        found = []
+        for each in self.stores:
+            parts = _STORE.fullmatch(each.strip())
+            port = KV_STORE_PORT if parts is None or parts[2] is None else int(parts[2])
+            if parts is None or not 0 < port < 1 << 16:
+                message = (
+                    f"kv_transfer.stores has {each!r}; accepted: HOST or HOST:PORT, with an IPv6 address as [::1]."
+                )
+                raise InvalidParameter("kv_transfer", message)
+            found.append((parts[1].strip("[]"), port))
+        return found
+
+    @property
+    def load_timeout_s(self) -> float:
+        """Returns the seconds that a load may take."""
+        return self.timeout_s or (5.0 if self.uses_stores else 60.0)
 
     @property
     def produces(self) -> bool:
@@ -221,8 +284,9 @@ class EngineConfig:
         """Raises InvalidParameter for an engine that a request may not name as its remote prefill: K/V is loaded from
         no address that a client makes up."""
         transfer = self.kv_transfer
-        if transfer is None or not transfer.consumes:
+        if transfer is None or not transfer.consumes or transfer.uses_stores:
             why = "kv_transfer is not set" if transfer is None else "kv_transfer.kv_role is kv_producer"
+            why = why if transfer is None or not transfer.uses_stores else "kv_transfer is of K/V stores, not of peers"
             message = f"{why}, and a remote prefill's K/V is to be loaded; accepted: on a kv_consumer or kv_both."
             raise InvalidParameter("kv_transfer", message)
         if not {host, f"{host}:{port}"} & set(transfer.peers):

@@ -119,6 +119,10 @@ class KVTransferStats:
     layerwise_blocks: int = 0  # of the blocks sent, those that went layer by layer
     computed_at: float = 0.0  # by `time.monotonic`, of one machine: the last layer of what a peer asked for last
     loaded_at: float = 0.0  # the same: the last load had all of its blocks
+    lookups: int = 0  # of prompts at K/V stores
+    lookup_seconds: float = 0.0
+    unsent_blocks: int = 0  # not saved to a store: it was away, slow or full
+    passed_over_blocks: int = 0  # not looked up, as computing them seemed faster
 
 
 @dataclass(frozen=True, slots=True)

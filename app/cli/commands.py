@@ -1,4 +1,4 @@
-"""The commands of `ponder documents`, `keys`, `tools`, `backup`, `route` and `deploy`.
+"""The commands of `ponder documents`, `keys`, `tools`, `backup`, `route`, `kv-store` and `deploy`.
 
 Only arguments and help are here. Each command imports its work when it runs, so `ponder --help` loads no torch.
 """
@@ -375,6 +375,30 @@ def route(
         Objectives(max_ttft_s, max_tpot_s), min_remote_tokens, tuple(both or ()),
     )  # fmt: skip
     or_explain(run, options)
+
+
+def kv_store(
+    secret_file: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="The secret of the servers' kv_transfer: at least 16 bytes, alike on all."),
+    ],
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Of blocks in memory, such as 8GiB.")] = "1GiB",
+    disk: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of blocks in --dir, for what memory gives up; 0 for none.")
+    ] = "0",
+    directory: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help="Where --disk keeps blocks.", show_default=False)
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For K/V; 0 for any free one.")] = 14580,
+    metrics_port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="For /health and /metrics over HTTP; 0: any free one.")
+    ] = 14581,
+) -> None:  # fmt: skip
+    """Keep K/V for several servers: what one has computed is found by another, and outlives it."""
+    from app.cli.kv_store_command import KVStoreOptions, run
+
+    or_explain(run, KVStoreOptions(secret_file, memory, disk, directory, host, port, metrics_port))
 
 
 deploy = typer.Typer(name="deploy", help="Several servers that are started, watched and scaled.")

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from app.cli.commands import backup, deploy, documents, keys, route, skills, tools
+from app.cli.commands import backup, deploy, documents, keys, kv_store, route, skills, tools
 from app.cli.errors import Config, DataDir, fail, or_explain, settings_of
 from app.cli.serve_command import Commands, serve, settings
 
@@ -35,6 +35,7 @@ cli = typer.Typer(
 cli.command()(serve)
 cli.command()(settings)
 cli.command()(route)
+cli.command("kv-store")(kv_store)
 
 
 def _show_version(wanted: bool) -> None:

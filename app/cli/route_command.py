@@ -70,7 +70,7 @@ class RouteOptions:
         return "prefix_aware" if all(each.events is not None for each in answering) else "least_loaded"
 
 
-class _ReadyServer(uvicorn.Server):
+class ReadyServer(uvicorn.Server):
     """uvicorn, which says when it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, ready: str) -> None:
@@ -102,7 +102,7 @@ def run(options: RouteOptions) -> None:
     )  # fmt: skip
     address = url(options.host, listener.getsockname()[1])
     with listener:
-        asyncio.run(_ReadyServer(config, f"Ponder routes at {address} by {policy}").serve(sockets=[listener]))
+        asyncio.run(ReadyServer(config, f"Ponder routes at {address} by {policy}").serve(sockets=[listener]))
 
 
 def ray_config(arguments: dict[str, Any], host: str, port: int) -> str:

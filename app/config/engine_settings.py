@@ -51,7 +51,9 @@ class KVTransferExtra(BaseModel):
 
     secret_file: str = Field(min_length=1)
     peers: list[str] = []
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float | None = Field(None, gt=0)
+    stores: list[str] = []
+    lookup_timeout_s: float = Field(0.5, gt=0)
     use_layerwise: bool = True
     layerwise_min_tokens: int = Field(64, ge=1)
 
@@ -62,7 +64,7 @@ class KVTransferSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kv_connector: Literal["TcpConnector"] = "TcpConnector"
+    kv_connector: Literal["TcpConnector", "NixlConnector", "KVStoreConnector"] = "TcpConnector"
     kv_role: Literal["kv_producer", "kv_consumer", "kv_both"]
     kv_ip: str = Field("127.0.0.1", min_length=1)
     kv_port: int = Field(14579, ge=1, le=65535)
@@ -74,7 +76,7 @@ class KVTransferSettings(BaseModel):
         """Returns the engine's part. Imports the engine, and so torch.
 
         Raises:
-            BadSetting: a consumer has no peers.
+            BadSetting: a consumer has no peers, or there are no stores.
         """
         from engine.config import KVTransferConfig
         from engine.errors import InvalidParameter
@@ -83,7 +85,8 @@ class KVTransferSettings(BaseModel):
         try:
             return KVTransferConfig(
                 self.kv_role, extra.secret_file, self.kv_ip, self.kv_port, self.kv_buffer_size, tuple(extra.peers),
-                extra.timeout_s, extra.use_layerwise, extra.layerwise_min_tokens,
+                extra.timeout_s, extra.use_layerwise, extra.layerwise_min_tokens, self.kv_connector,
+                tuple(extra.stores), extra.lookup_timeout_s,
             )  # fmt: skip
         except InvalidParameter as error:
             raise BadSetting(str(error)) from None
@@ -256,7 +259,8 @@ class EngineSettings(BaseModel):
     )
     kv_transfer: KVTransferSettings | None = setting(
         None,
-        "[disaggregated prefill](#disaggregated-prefill): the first model's engine exchanges K/V with other servers'",
+        "[disaggregated prefill](#disaggregated-prefill), or [K/V stores](#kv-stores): the first model's engine "
+        "exchanges K/V with other servers'",
         more="`[kv_transfer]`, or as JSON, with vLLM's names: `kv_connector`, `kv_role`, `kv_ip`, `kv_port`, "
         "`kv_buffer_size`, `kv_load_failure_policy` and `kv_connector_extra_config`. Needs `prefix_cache`",
         accepts=f"a table, or JSON, of {', '.join(KVTransferSettings.model_fields)}",

@@ -59,14 +59,21 @@ _TIER_COUNTERS = {
     "kv_tier_failed_writes": ("Writes to disk that failed.", "failed_writes"),
 }
 _TRANSFER_COUNTERS = {
-    "kv_transfer_received_blocks": ("Blocks loaded from the server that read the prompt.", "received_blocks"),
+    "kv_transfer_received_blocks": (
+        "Blocks loaded from the server that read the prompt, or a store.",
+        "received_blocks",
+    ),
     "kv_transfer_received_bytes": ("Bytes of these blocks.", "received_bytes"),
     "kv_transfer_failed_loads": ("Loads that ended early: the rest was computed here.", "failed_loads"),
-    "kv_transfer_sent_blocks": ("Blocks sent to servers that decode.", "sent_blocks"),
+    "kv_transfer_sent_blocks": ("Blocks sent to servers that decode, or put at a store.", "sent_blocks"),
     "kv_transfer_layerwise_blocks": ("Of those, blocks that were sent layer by layer.", "layerwise_blocks"),
     "kv_transfer_sent_bytes": ("Bytes of the blocks sent.", "sent_bytes"),
     "kv_transfer_send_seconds": ("Seconds of sending blocks.", "send_seconds"),
     "kv_transfer_overlapped_seconds": ("Of those, while the same prompt was still being read.", "overlapped_seconds"),
+    "kv_transfer_lookups": ("Prompts looked up at K/V stores.", "lookups"),
+    "kv_transfer_lookup_seconds": ("Seconds of these lookups.", "lookup_seconds"),
+    "kv_transfer_unsent_blocks": ("Blocks not put at a store: it was away, slow or full.", "unsent_blocks"),
+    "kv_transfer_passed_over_blocks": ("Blocks not looked up, as computing seemed faster.", "passed_over_blocks"),
 }
 _SPECULATION_COUNTERS = {  # named as in vLLM
     "spec_decode_num_drafts": ("Drafts verified.", "rows"),

@@ -59,9 +59,9 @@ def remote_prefill(fields: KVTransferFields | None, served: ServedModel, *, stre
         return None
     config = served.engine.config
     if fields.do_remote_decode:
-        if config.kv_transfer is None or not config.kv_transfer.produces:
+        if (transfer := config.kv_transfer) is None or not transfer.produces or transfer.uses_stores:
             message = f"{FIELD} asks for do_remote_decode, and this server serves no K/V; accepted: of a server with"
-            raise invalid(FIELD, f"{message} kv_transfer, as kv_producer or kv_both.")
+            raise invalid(FIELD, f"{message} kv_transfer, as kv_producer or kv_both of a TcpConnector.")
         if stream:
             raise invalid(FIELD, f"{FIELD} asks for do_remote_decode with stream; accepted: without stream.")
     if fields.remote_host is None or fields.remote_port is None:

@@ -22,6 +22,7 @@ from bench.kv import (
     layerwise,
     restart,
     routing,
+    store,
 )
 
 ROUTED_SIZES = (12_000, 30_000)
@@ -40,7 +41,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.kv", description="What is kept, and where.")
     parser.add_argument(
         "--only",
-        choices=["hits", "held", "quality", "int4", "attention", "restart", "events", "routing", "disaggregation"],
+        choices=[
+            "hits",
+            "held",
+            "quality",
+            "int4",
+            "attention",
+            "restart",
+            "events",
+            "routing",
+            "disaggregation",
+            "store",
+        ],
         help="this part alone",
     )
     material = Path(os.environ.get("PONDER_SHARED", report.ROOT.parent / "shared"))
@@ -76,6 +88,8 @@ def main() -> None:
     if options.only in (None, "disaggregation"):
         made["disaggregation"] = asyncio.run(disaggregation.measure(options.model))
         made["disaggregation"]["single_chunk"] = asyncio.run(layerwise.measure(options.model))
+    if options.only in (None, "store"):
+        made["store"] = asyncio.run(store.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -158,6 +172,17 @@ def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
         told = f"{found['overlapped']:.0%} of the sending beside computing, same answers: {found['same_answers']}"
         lines += ["", f"{moved}; {told}."]
         lines += _layerwise(found["single_chunk"])
+    if "store" in made:
+        found = made["store"]
+        lines += ["", "| prompt | TTFT from the store | computed | ratio, least to most | looked up in vain |"]
+        lines.append("|" + "---|" * 5)
+        for row in found["rows"]:
+            times = [f"{1000 * row[name]:.0f} ms" for name in ("store_ttft_s", "computed_ttft_s", "missed_ttft_s")]
+            ratios = sorted(row["ratios"])
+            middle = f"{ratios[len(ratios) // 2]} ({ratios[0]} to {ratios[-1]})"
+            lines.append(f"| {row['prompt_tokens']:,} tokens | {times[0]} | {times[1]} | {middle} | {times[2]} |")
+        told = f"{found['received_bytes'] / 1e6:,.1f} MB loaded, {found['failed_loads']} loads failed"
+        lines += ["", f"{told}, {found['lookup_ms']:.1f} ms a lookup, same answers: {found['same_answers']}."]
     return "\n".join(lines)
 
 

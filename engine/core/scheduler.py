@@ -72,7 +72,7 @@ class Scheduler:
         self.running: dict[int, SequenceState] = {}  # in order of admission
         self.idle = IdleSequences(clock)
         if connector is not None:
-            connector.jobs = (self.running, self.waiting)
+            connector.jobs, connector.token_s = (self.running, self.waiting), lambda: self._policy.token_s
         self.counters = SchedulerStats()
         self.images = images or EncoderCache()  # a sequence waits for those that it has to read
         self.adapters = adapters or AdapterCache()  # and for its own

@@ -129,9 +129,9 @@ class EvictionOrder:
             del self._sizes[group], self._heaps[group]
 
 
-Tier = Literal["host", "disk"]
+Tier = Literal["host", "disk", "store"]
 
-_FIRST = {"host": 4e9, "disk": 1e9}  # bytes a second, until a rate is measured
+_FIRST: dict[Tier, float] = {"host": 4e9, "disk": 1e9, "store": 1e9}  # bytes a second, until a rate is measured
 _NEW = 0.2  # weight of the newest copy
 _RECOVERY = 0.02  # step of a rate too low to load back towards the first guess: the disk may recover
 
@@ -140,7 +140,7 @@ class TransferRates:
     """Measured bytes a second of each tier."""
 
     def __init__(self) -> None:
-        self._rates: dict[Tier, float] = {"host": _FIRST["host"], "disk": _FIRST["disk"]}
+        self._rates = dict(_FIRST)
 
     def per_s(self, tier: Tier) -> float:
         return self._rates[tier]

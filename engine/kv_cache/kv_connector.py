@@ -16,9 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from queue import Empty, SimpleQueue
-from typing import Protocol
+from dataclasses import dataclass, replace
+from queue import Empty
 
 import torch
 from torch import Tensor
@@ -28,6 +27,7 @@ from engine.core.step import Row
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.host_tier import lock, unlock
 from engine.kv_cache.transfers import LayerStore, at_once
+from engine.kv_cache.transport.kv_transport import BlockFilling, BlockRequest, KVTransport, StagedBlocks
 from engine.outputs import KVTransferStats
 
 log = logging.getLogger(__name__)
@@ -35,101 +35,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 2.0  # in which a request may arrive that computes what a peer asks for
 MAX_LOADS = 64  # at once; beyond them a prompt is computed here
 MIN_LAYERS_BYTES = 1 << 16  # sent at once, unless no layer follows: a payload costs about 0.1 ms besides its bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StagedBlocks:
-    """A staging row: the image of one block, or `layers` of consecutive ones as `LayerParts` has them."""
-
-    digests: tuple[bytes, ...]
-    row: int
-    nbytes: int
-    layers: range | None = None  # None: the image
-    whole: bool = True  # the peer has all of these blocks with it
-    arrived: Callable[[], None] = at_once  # waits until the device has copied it
-
-
-@dataclass(slots=True, eq=False)
-class _Filling:
-    """Consecutive blocks of a request, from number `first` of its digests on, of which `layers` are staged so far."""
-
-    first: int
-    digests: tuple[bytes, ...]
-    blocks: tuple[int, ...]
-    layers: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class BlockRequest:
-    """Blocks that a peer asks for: `digests[i]` is of block number `first + i` of a prompt.
-
-    `ready` has staging rows, then whether all were found. Whole blocks are in that order; layers of others between.
-    """
-
-    first: int
-    digests: tuple[bytes, ...]
-    asked_at: float
-    ready: SimpleQueue[StagedBlocks | bool] = field(default_factory=SimpleQueue)
-    found: int = 0  # blocks handed to the sender, or among `filling`
-    filling: list[_Filling] = field(default_factory=list)  # blocks that it has some layers of
-    staged: int = 0  # rows handed to the sender
-    sent: int = 0  # of those, rows that it is done with
-    computed: bool = False  # the last one was seen computed
-    lost: bool = False  # a block left the pool before all of its layers were staged
-
-    @property
-    def complete(self) -> bool:
-        """Returns whether all were handed to the sender."""
-        return self.found == len(self.digests) and not self.filling
-
-
-class BlockSource(Protocol):
-    """The connector, as the sending side of a transport sees it. Called from the transport's threads."""
-
-    def serve(self, first: int, digests: tuple[bytes, ...]) -> BlockRequest: ...
-
-    def payload(self, staged: StagedBlocks) -> memoryview:
-        """Returns the bytes of a staging row, once the device has copied them."""
-        ...
-
-    def sent(self, request: BlockRequest, staged: StagedBlocks, seconds: float) -> None:
-        """Gives a staging row back. `seconds`: of sending it; 0 where that failed."""
-        ...
-
-    def release(self, request: BlockRequest) -> None:
-        """Ends a request, whose peer has all of it or is gone."""
-        ...
-
-    def poke(self) -> None:
-        """Has the core look whether more blocks can be sent."""
-        ...
-
-
-class Arrived(Protocol):
-    """Takes checked payloads in the transport's thread: a block's image without `layers`, else these `layers` of
-    consecutive blocks. A block's layers come in order, each once."""
-
-    def __call__(self, digests: Sequence[bytes], payload: memoryview, layers: range | None = None) -> None: ...
-
-
-class KVTransport(Protocol):
-    """Moves block images between engines: TCP, or a transfer engine behind the same calls."""
-
-    def listen(self, source: BlockSource) -> None:
-        """Serves peers from now on."""
-        ...
-
-    def fetch(
-        self, peer: tuple[str, int], first: int, digests: tuple[bytes, ...],
-        arrived: Arrived, ended: Callable[[str | None], None],
-    ) -> Callable[[], None]:  # fmt: skip
-        """Fetches blocks in another thread. `ended` gets why some are missing, or None. Returns a function that cancels
-        it: `ended` comes all the same."""
-        ...
-
-    def close(self) -> None:
-        """Ends all transfers and their threads."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +67,7 @@ class KVConnector:
     ) -> None:  # fmt: skip
         self.wake: Callable[[], None] = lambda: None
         self.jobs: tuple[Mapping[int, SequenceState], ...] = ()
+        self.token_s: Callable[[], float | None] = lambda: None  # seconds of computing a token, if known
         self.offloaded: Callable[[bytes], Tensor | None] = lambda digest: None
         self.counters, self._counting = KVTransferStats(), threading.Lock()
         self._pool, self._store, self._transport, self._clock = pool, store, transport, clock
@@ -199,6 +105,14 @@ class KVConnector:
         when the sequence should wait for them. The pool has enough free blocks."""
         if seq.remote_prefill is None or seq.kv_len != len(seq.table) * self._size:
             return False
+        if (missing := self._missing(seq)) is None:
+            return True
+        peer, seq.remote_prefill = seq.remote_prefill, None
+        return self._begin(seq, missing, (peer.host, peer.port))
+
+    def _missing(self, seq: SequenceState) -> list[bytes] | None:
+        """Lists the blocks that continue a sequence's K/V and are not here. None: another sequence's load brings the
+        first of them, and this one waits for it."""
         first, missing = len(seq.table), list[bytes]()
         for index in range(first, len(seq) // self._size):
             digest = seq.digest(index, self._size)
@@ -207,15 +121,18 @@ class KVConnector:
             if (running := next((each for each in self._loads if digest in each.blocks), None)) is not None:
                 if not missing:
                     running.sequences.add(seq.id)  # a twin's: what is missing after it is asked for then
-                    return True
+                    return None
                 break
             missing.append(digest)
-        peer, seq.remote_prefill = seq.remote_prefill, None
+        return missing
+
+    def _begin(self, seq: SequenceState, missing: list[bytes], peer: tuple[str, int]) -> bool:
+        """Starts a load, as far as the pool has blocks; returns whether there is one."""
         del missing[self._pool.available :]
         if not missing or len(self._loads) >= MAX_LOADS:
             return False
         blocks = {digest: self._pool.allocate() for digest in missing}
-        load = _Load((peer.host, peer.port), first, seq.root, seq.priority, blocks, {seq.id})
+        load = _Load(peer, len(seq.table), seq.root, seq.priority, blocks, {seq.id})
         self._loads.append(load)
         self._starting.append(load)
         return True
@@ -332,6 +249,10 @@ class KVConnector:
     def poke(self) -> None:
         self.wake()
 
+    @property
+    def memory(self) -> Tensor:
+        return self._rows
+
     def bind_connector_metadata(self, rows: Sequence[Row]) -> Callable[[int], None] | None:
         """Takes the blocks that the coming step fills (vLLM's name). Returns `save_kv_layer` where the step is to call
         it, None where its chunks are small."""
@@ -409,11 +330,11 @@ class KVConnector:
             min(first + most, len(request.digests)),
         )
         digests = request.digests[first:end]
-        request.filling.append(_Filling(first, digests, tuple(self._filled[each] for each in digests)))
+        request.filling.append(BlockFilling(first, digests, tuple(self._filled[each] for each in digests)))
         request.found = end
 
     def _stage_layers(
-        self, request: BlockRequest, filling: _Filling, most: int
+        self, request: BlockRequest, filling: BlockFilling, most: int
     ) -> Iterator[tuple[BlockRequest, StagedBlocks]]:
         """Copies layers that a request's blocks have by now to staging rows; all that are left, after their step.
         Yields each row for the sender."""

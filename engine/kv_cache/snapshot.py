@@ -131,6 +131,18 @@ def header(layout: bytes, digest: bytes, payload: Bytes) -> bytes:
     return _HEADER_IMAGE.pack(IMAGE_MAGIC, VERSION, layout, digest, zlib.crc32(payload), memoryview(payload).nbytes)
 
 
+def described(head: Bytes) -> tuple[bytes, bytes, int]:
+    """Returns the layout, the digest and the payload's bytes that an image's header names.
+
+    Raises:
+        BadImage: it is no header of this version.
+    """
+    magic, version, layout, digest, _, length = _HEADER_IMAGE.unpack_from(head)
+    if magic != IMAGE_MAGIC or version != VERSION:
+        raise BadImage(f"it is no image of version {VERSION}")
+    return layout, digest, length
+
+
 def digest_of(image: Bytes) -> bytes:
     """Returns the digest of the block that an image's header names."""
     digest: bytes = _HEADER_IMAGE.unpack_from(image)[3]

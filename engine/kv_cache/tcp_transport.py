@@ -9,34 +9,20 @@ has the bytes.
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty
-from typing import TYPE_CHECKING
 
-import torch
-
-from engine.config import EngineConfig
 from engine.errors import InvalidParameter
-from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.disk_tier import kept_secret
-from engine.kv_cache.kv_connector import Arrived, BlockRequest, BlockSource, KVConnector, StagedBlocks
 from engine.kv_cache.layer_parts import LAYERS_MAGIC, LayersHeader, layers_header
-from engine.kv_cache.quantized_cache import QuantizedCache
-from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, digest_of, header, layout_of, payload_of
-from engine.kv_cache.transfers import LayerStore
-from engine.model.numerics import Numerics
-
-if TYPE_CHECKING:
-    from engine.model.batch import KVCache
+from engine.kv_cache.snapshot import HEADER_BYTES, IMAGE_MAGIC, BadImage, digest_of, header, payload_of
+from engine.kv_cache.transport.kv_transport import Arrived, BlockRequest, BlockSource, StagedBlocks
+from engine.kv_cache.transport.peer_handshake import PeerRefused, admit, fill, prove, received
 
 log = logging.getLogger(__name__)
 
@@ -46,44 +32,16 @@ HEARTBEAT_S = 1.0
 MAX_CONNECTIONS = 256
 MAX_BLOCKS = 1 << 20  # of a request
 
-_GREETING = struct.Struct("<8s32s")  # magic, nonce
-_PROOF = struct.Struct("<32s16s32s")  # nonce, layout, code
-_VERDICT = struct.Struct("<B32s")  # whether the layout is the same, code
 _REQUEST = struct.Struct("<II")  # number of the first block, blocks
-_PROTOCOL = b"PonderT"
-VERSION = 2  # of the protocol; 1 had no layers
-_MAGIC = _PROTOCOL + b"%d" % VERSION
+_MAGIC = b"PonderT2"  # with the version of the protocol; 1 had no layers
 _WAIT = b"PonderWt".ljust(HEADER_BYTES, b"\0")  # in the place of an image: it is not computed yet
 _GONE = b"PonderNo".ljust(HEADER_BYTES, b"\0")  # the rest will not come
 
 
-MIN_SECRET = 16  # bytes
-
-
-class PeerRefused(Exception):
-    """The other end is not a peer, or has other K/V; the message says why."""
-
-
-def _code(secret: bytes, side: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(secret, side + b"".join(parts), "sha256")
-
-
-def _received(sock: socket.socket, count: int) -> bytearray:
-    buffer = bytearray(count)
-    _fill(sock, memoryview(buffer))
-    return buffer
-
-
-def _fill(sock: socket.socket, view: memoryview) -> None:
-    while len(view):
-        count = sock.recv_into(view)
-        if not count:
-            raise ConnectionError("the connection ended")
-        view = view[count:]
-
-
 class TcpTransport:
     """Connections of one engine, whose blocks have `layer_nbytes` bytes in each layer, in `layout`."""
+
+    magic = _MAGIC  # of the protocol
 
     def __init__(
         self, secret: bytes, layout: bytes, layer_nbytes: Sequence[int], *, address: tuple[str, int] | None,
@@ -174,12 +132,13 @@ class TcpTransport:
             self._keep(sock)
             sock.settimeout(STALL_S)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not self._admits(sock):
+            if admit(sock, self._secret, self.magic, self._accepts) is None:
                 return
-            first, count = _REQUEST.unpack(_received(sock, _REQUEST.size))
+            self._serve_to(sock)
+            first, count = _REQUEST.unpack(received(sock, _REQUEST.size))
             if not 0 < count <= MAX_BLOCKS:
                 return
-            data = bytes(_received(sock, 16 * count))
+            data = bytes(received(sock, 16 * count))
             digests = tuple(data[at : at + 16] for at in range(0, len(data), 16))
             self._send(sock, source, source.serve(first, digests))
         except OSError as error:
@@ -188,22 +147,8 @@ class TcpTransport:
         finally:
             self._drop(sock)
 
-    def _admits(self, sock: socket.socket) -> bool:
-        """Returns whether the client has proved the secret and has the same layout; tells it, and proves it too."""
-        nonce = secrets.token_bytes(32)
-        sock.sendall(_GREETING.pack(_MAGIC, nonce))
-        try:
-            theirs, layout, code = _PROOF.unpack(_received(sock, _PROOF.size))
-        except ConnectionError:
-            log.warning("a client left at the greeting: it is no peer, or has another version than %d", VERSION)
-            return False
-        if not hmac.compare_digest(code, _code(self._secret, b"client", nonce, theirs, layout)):
-            log.warning("a K/V transfer was refused: the client does not know the shared secret")
-            return False
-        alike = layout == self._layout
-        verdict = bytes([alike])
-        sock.sendall(_VERDICT.pack(alike, _code(self._secret, b"server", theirs, nonce, verdict)))
-        return alike
+    def _accepts(self, layout: bytes) -> bool:
+        return layout == self._layout
 
     def _send(self, sock: socket.socket, source: BlockSource, request: BlockRequest) -> None:
         try:
@@ -232,7 +177,7 @@ class TcpTransport:
                 sock.sendall(header(self._layout, digests[0], payload))
             else:
                 sock.sendall(layers_header(self._layout, digests, staged.layers, payload))
-            sock.sendall(payload)
+            self._send_payload(sock, payload)
             seconds = time.perf_counter() - began
         finally:
             source.sent(request, staged, seconds)
@@ -279,7 +224,8 @@ class TcpTransport:
     def _fetch(self, sock: socket.socket, first: int, digests: tuple[bytes, ...], arrived: Arrived) -> None:
         until = time.monotonic() + self._timeout_s
         sock.settimeout(STALL_S)
-        self._prove(sock)
+        prove(sock, self._secret, self.magic, self._layout)
+        self._fetch_from(sock)
         sock.sendall(_REQUEST.pack(first, len(digests)) + b"".join(digests))
         image = memoryview(bytearray(HEADER_BYTES + self._nbytes))
         coming = dict.fromkeys(digests, 0)  # blocks that are not whole yet, with the layers that have come
@@ -296,7 +242,7 @@ class TcpTransport:
                 digest = digest_of(image)
                 if coming.get(digest) != 0:
                     raise BadImage("it is of another block")
-                _fill(sock, image[HEADER_BYTES:])
+                self._receive_payload(sock, image[HEADER_BYTES:])
                 arrived((digest,), payload_of(image, self._layout, digest, self._nbytes))
                 del coming[digest]
             else:
@@ -307,7 +253,7 @@ class TcpTransport:
         while True:
             if time.monotonic() >= until:
                 raise TimeoutError(f"not within timeout_s, {self._timeout_s:g} s")
-            _fill(sock, head)
+            fill(sock, head)
             if head == _GONE:
                 raise PeerRefused("the peer has no such blocks, and computes none")
             if head != _WAIT:
@@ -334,104 +280,20 @@ class TcpTransport:
         if not layers.start < layers.stop <= len(self._layers) or not head.nbytes == nbytes <= self._nbytes:
             raise BadImage(f"it has {head.nbytes} bytes of layers {layers.start} to {layers.stop}")
         payload = image[HEADER_BYTES : HEADER_BYTES + nbytes]
-        _fill(sock, payload)
+        self._receive_payload(sock, payload)
         head.check(blocks, payload)
         return blocks, layers, payload
 
-    def _prove(self, sock: socket.socket) -> None:
-        """Proves the secret, and has the server prove it.
+    # -- how payloads go; by a transfer engine in subclasses
 
-        Raises:
-            PeerRefused: it is no peer, or its K/V is of another model, dtype or layout.
-        """
-        magic, nonce = _GREETING.unpack(_received(sock, _GREETING.size))
-        if not magic.startswith(_PROTOCOL):
-            raise PeerRefused("no engine that serves K/V answers there")
-        if magic != _MAGIC:
-            theirs = magic.removeprefix(_PROTOCOL).decode("ascii", "replace")
-            raise PeerRefused(
-                f"the peer has version {theirs} of the protocol; accepted: {VERSION}, of the same release"
-            )
-        mine = secrets.token_bytes(32)
-        sock.sendall(_PROOF.pack(mine, self._layout, _code(self._secret, b"client", nonce, mine, self._layout)))
-        try:
-            alike, code = _VERDICT.unpack(_received(sock, _VERDICT.size))
-        except ConnectionError:
-            raise PeerRefused("the peer has another shared secret") from None
-        if not hmac.compare_digest(code, _code(self._secret, b"server", mine, nonce, bytes([alike]))):
-            raise PeerRefused("the peer does not know the shared secret")
-        if not alike:
-            raise PeerRefused("the peer's K/V is of another model, dtype, block size, max_model_len or processor")
+    def _serve_to(self, sock: socket.socket) -> None:
+        """Begins a proven connection, at the side that serves."""
 
+    def _fetch_from(self, sock: socket.socket) -> None:
+        """Begins one at the side that fetches."""
 
-def shared_secret(path: str) -> bytes:
-    """Reads the secret that peers share, without the white space around it.
+    def _send_payload(self, sock: socket.socket, payload: memoryview) -> None:
+        sock.sendall(payload)
 
-    Raises:
-        InvalidParameter: it cannot be read, or is too short.
-    """
-    accepted = f"accepted: a file of at least {MIN_SECRET} bytes that all peers have alike"
-    try:
-        secret = Path(path).expanduser().read_bytes().strip()
-    except OSError as error:
-        message = f"kv_transfer.secret_file {path} cannot be read ({error.strerror or error}); {accepted}."
-        raise InvalidParameter("kv_transfer", message) from None
-    if len(secret) < MIN_SECRET:
-        message = f"kv_transfer.secret_file {path} has {len(secret)} bytes; {accepted}."
-        raise InvalidParameter("kv_transfer", message)
-    return secret
-
-
-def digest_key(config: EngineConfig) -> bytes:
-    """Returns the key of an engine's block digests: made of the secret that it shares, so that peers name blocks alike;
-    else kept with its blocks on the disk, or made anew.
-
-    Raises:
-        InvalidParameter: the secret or the directory cannot be used.
-    """
-    if config.kv_transfer is not None:
-        return hmac.digest(shared_secret(config.kv_transfer.secret_file), b"digests", "sha256")
-    return kept_secret(Path(config.kv_dir)) if config.kv_dir is not None else secrets.token_bytes(32)
-
-
-def build_connector(
-    config: EngineConfig,
-    model: bytes,
-    numerics: Numerics,
-    pool: BlockPool,
-    kv: KVCache | QuantizedCache,
-    store: LayerStore,
-    device: torch.device,
-) -> KVConnector | None:
-    """Builds the connector that `config` asks for; None: none. `model` is the fingerprint of the model's files.
-
-    Raises:
-        InvalidParameter: the buffer is too small for one block, the secret cannot be used, the address is taken, or a
-            prompt of the model cannot go on from the blocks of one table alone.
-    """
-    if (transfer := config.kv_transfer) is None:
-        return None
-    if kv.states is not None or kv.groups is not None:
-        why = "recurrent layers" if kv.groups is None else "sliding windows in K/V groups of their own"
-        message = f"kv_transfer is set, and {config.model} has {why}; accepted: a model whose layers share one block"
-        raise InvalidParameter("kv_transfer", f"{message} table.")
-    nbytes = kv.block_nbytes
-    if transfer.kv_buffer_size < nbytes:
-        message = f"kv_transfer.kv_buffer_size is {transfer.kv_buffer_size}; accepted: at least {nbytes}, one block of"
-        raise InvalidParameter("kv_transfer", f"{message} this model.")
-    layout = layout_of(model, config, numerics, kv.block_shape)
-    address = (transfer.kv_ip, transfer.kv_port) if transfer.produces else None
-    transport = TcpTransport(
-        shared_secret(transfer.secret_file), layout, store.parts.nbytes, address=address, timeout_s=transfer.timeout_s
-    )
-    return KVConnector(
-        pool,
-        store,
-        transport,
-        config.block_size,
-        nbytes,
-        rows=transfer.kv_buffer_size // nbytes,
-        listening=transfer.produces,
-        pinned=device.type == "cuda",
-        layerwise_tokens=transfer.layerwise_min_tokens if transfer.use_layerwise else None,
-    )
+    def _receive_payload(self, sock: socket.socket, view: memoryview) -> None:
+        fill(sock, view)

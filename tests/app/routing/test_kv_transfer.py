@@ -37,7 +37,7 @@ def test_json_of_the_command_line_reaches_the_first_models_engine(tmp_path: Path
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"kv_connector": "NixlConnector"}, r"--kv-transfer-config\.kv_connector"),
+        ({"kv_connector": "MooncakeConnector"}, r"--kv-transfer-config\.kv_connector"),
         ({"kv_role": "both"}, r"--kv-transfer-config\.kv_role"),
         ({"kv_load_failure_policy": "fail"}, r"--kv-transfer-config\.kv_load_failure_policy"),
         ({"kv_parallel_size": 2}, r"--kv-transfer-config\.kv_parallel_size"),
@@ -54,6 +54,19 @@ def test_what_is_no_configuration_is_refused_by_its_field(changed: dict[str, Any
 def test_a_consumer_without_peers_is_refused(tmp_path: Path) -> None:
     given = {**GIVEN, "kv_connector_extra_config": {"secret_file": "secret"}}
     with pytest.raises(BadSetting, match="there are no peers; accepted"):
+        load_settings(kv_transfer=json.dumps(given), data_dir=tmp_path).engine_config()
+
+
+def test_a_stores_configuration_reaches_the_engine_in_vllms_names(tmp_path: Path) -> None:
+    extra = {"secret_file": "secret", "stores": ["a", "b:9"], "lookup_timeout_s": 0.1}
+    given = {"kv_connector": "KVStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = load_settings(kv_transfer=json.dumps(given), data_dir=tmp_path).engine_config().kv_transfer
+    assert config == KVTransferConfig(
+        "kv_both", "secret", kv_connector="KVStoreConnector", stores=("a", "b:9"), lookup_timeout_s=0.1
+    )
+    assert config.load_timeout_s == 5.0
+    given["kv_connector_extra_config"] = {"secret_file": "secret"}
+    with pytest.raises(BadSetting, match="there are no stores; accepted"):
         load_settings(kv_transfer=json.dumps(given), data_dir=tmp_path).engine_config()
 
 
@@ -113,3 +126,18 @@ def test_a_server_without_kv_transfer_refuses_both(model: Path, tmp_path: Path) 
         assert answer.status_code == 400 and "this server serves no K/V; accepted" in answer.text
         answer = ask(server, {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 1})
         assert answer.status_code == 400 and "kv_transfer is not set" in answer.text
+
+
+@pytest.mark.slow
+def test_a_server_of_a_store_answers_without_it_and_is_no_peer(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a secret of a test's server")
+    extra = {"secret_file": str(tmp_path / "secret"), "stores": [f"127.0.0.1:{free_port()}"]}
+    transfer = {"kv_connector": "KVStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    with serving(model, tmp_path / "data", kv_transfer=transfer) as server:
+        assert ask(server, None).status_code == 200
+        answer = ask(server, {"do_remote_decode": True})
+        assert answer.status_code == 400 and "as kv_producer or kv_both of a TcpConnector" in answer.text
+        answer = ask(server, {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": 1})
+        assert answer.status_code == 400 and "kv_transfer is of K/V stores" in answer.text
+        text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    assert "ponder_kv_transfer_lookups_total" in text and "ponder_kv_transfer_unsent_blocks_total" in text

@@ -21,9 +21,10 @@ from engine import Engine, EngineConfig
 from engine.config import KVTransferConfig
 from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector, tcp_transport
-from engine.kv_cache.kv_connector import BlockRequest, StagedBlocks
 from engine.kv_cache.snapshot import header
 from engine.kv_cache.tcp_transport import TcpTransport
+from engine.kv_cache.transport import peer_handshake
+from engine.kv_cache.transport.kv_transport import BlockRequest, StagedBlocks
 from engine.params import RemotePrefill
 from tests.engine.kv_apart import (
     FIRST,
@@ -91,10 +92,10 @@ async def test_a_client_that_is_no_peer_gets_nothing(
 
         def asked() -> bytes:
             with socket.create_connection(("127.0.0.1", transfer.kv_port), 5) as sock:
-                nonce = tcp_transport._received(sock, tcp_transport._GREETING.size)[8:]
+                nonce = peer_handshake.received(sock, peer_handshake.GREETING.size)[8:]
                 mine = bytes(32)
-                code = tcp_transport._code(secret, b"client", bytes(nonce), mine, layout)
-                sock.sendall(tcp_transport._PROOF.pack(mine, layout, code) + tcp_transport._REQUEST.pack(0, 1) + digest)
+                code = peer_handshake.code(secret, b"client", bytes(nonce), mine, layout)
+                sock.sendall(peer_handshake.PROOF.pack(mine, layout, code) + tcp_transport._REQUEST.pack(0, 1) + digest)
                 data = b""
                 with suppress(ConnectionError):
                     while more := sock.recv(1 << 16):
@@ -102,7 +103,7 @@ async def test_a_client_that_is_no_peer_gets_nothing(
                 return data
 
         told = await asyncio.to_thread(asked)
-        assert len(told) == (tcp_transport._VERDICT.size if knows else 0) and not any(told[:1])
+        assert len(told) == (peer_handshake.VERDICT.size if knows else 0) and not any(told[:1])
         assert (await exchanged(engine)).sent_blocks == 0
 
 
@@ -145,6 +146,10 @@ class Images:
 
     def poke(self) -> None:
         pass
+
+    @property
+    def memory(self) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
 
 
 @contextmanager

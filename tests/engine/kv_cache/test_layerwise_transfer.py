@@ -20,9 +20,10 @@ from engine.core.request import SequenceState
 from engine.core.step import Row
 from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector, tcp_transport
-from engine.kv_cache.kv_connector import BlockRequest, BlockSource, StagedBlocks
 from engine.kv_cache.layer_parts import LAYERS_MAGIC, layers_header
 from engine.kv_cache.tcp_transport import TcpTransport
+from engine.kv_cache.transport import build, peer_handshake
+from engine.kv_cache.transport.kv_transport import BlockRequest, BlockSource, StagedBlocks
 from engine.outputs import KVTransferStats
 from engine.params import RemotePrefill
 from tests.engine.kv_apart import FIRST, SIZE, answer, apart, connector, exchanged, prompt, together, until
@@ -304,7 +305,7 @@ async def test_a_peer_killed_in_the_midst_of_a_layer_leaves_no_half_block(
 ) -> None:
     """37 blocks are 13 rows of a layer. Where the last layer is cut, blocks before are whole, and used."""
     monkeypatch.setattr(Cut, "rows", rows)
-    monkeypatch.setattr(tcp_transport, "TcpTransport", Cut)
+    monkeypatch.setattr(build, "TcpTransport", Cut)
     await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=max(0, 3 * (rows - 26)))
 
 
@@ -396,7 +397,7 @@ async def test_a_peer_of_an_older_version_is_refused_by_it(
 
         def greet() -> None:
             sock, _ = older.accept()
-            sock.sendall(tcp_transport._GREETING.pack(b"PonderT1", bytes(32)))
+            sock.sendall(peer_handshake.GREETING.pack(b"PonderT1", bytes(32)))
             sock.recv(1)
             sock.close()
 
@@ -416,7 +417,7 @@ async def test_a_client_of_an_older_version_is_named_in_the_log(
     """It reads the greeting, which it does not know, and leaves."""
     async with await Engine.start(replace(plain, kv_transfer=layers)):
         with socket.create_connection(("127.0.0.1", layers.kv_port), 5) as sock:
-            assert tcp_transport._received(sock, tcp_transport._GREETING.size)[:8] == b"PonderT2"
+            assert peer_handshake.received(sock, peer_handshake.GREETING.size)[:8] == b"PonderT2"
         with caplog.at_level(logging.WARNING):
             await until(lambda: "left at the greeting: it is no peer, or has another version than 2" in caplog.text)
 

@@ -1,0 +1,1 @@
+"""Tests of the K/V store and the connector to it."""
