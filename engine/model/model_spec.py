@@ -174,7 +174,8 @@ class StateSpace:
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
     """A SigLIP encoder (Zhai et al. 2023) of square tiles, and the connector to the text model: each square of
-    `pixel_shuffle` x `pixel_shuffle` patches becomes one row, which is projected (Idefics3)."""
+    `pixel_shuffle` x `pixel_shuffle` patches becomes one row, which is projected (Idefics3), or, if `averaged`, their
+    mean, which is normalised and projected (Gemma 3)."""
 
     hidden_size: int
     layers: int
@@ -186,6 +187,14 @@ class VisionSpec:
     image_token_id: int  # the token that a prompt has for each row
     activation: Activation = "gelu_tanh"
     norm_eps: float = 1e-6
+    averaged: bool = False
+    whole_tokens: int = 0  # of an image, if these attend to each other in both directions (Gemma 3); else 0
+    optional: bool = False  # the text model is run where a checkpoint has no image processor, or on several ranks
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        return self.layers * self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,7 @@ class CpuLayers:
             0 if branches is None else branches.slots.stride(0),
             pointer(of_tokens),
             None if adapters is None else ctypes.addressof(adapters.table),
+            pointer(batch.last_keys),
         )
         first, every = 0, len(self._layers)
         while first < every:

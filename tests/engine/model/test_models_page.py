@@ -45,7 +45,7 @@ _MODELS = {
     "gemma": "Gemma 1",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, 270M and 1B",
-    "gemma3": "Gemma 3 with vision: the text",
+    "gemma3": "Gemma 3, 4B, 12B and 27B, with images",
     "gemma4_text": "Gemma 4, without vision and audio",
     "gemma4": "Gemma 4, E2B, E4B, 26B-A4B and 31B: the text",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
