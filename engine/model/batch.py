@@ -60,6 +60,12 @@ class Batch:
     adapters: tuple[int, ...] = ()  # each row's slot, or NO_ADAPTER; none where no row has one
     last_keys: Tensor | None = None  # (tokens,) int64, where tokens of an image attend to later ones of it
     mutual: tuple[tuple[int, int, int], ...] = ()  # those images: row, first position and end
+    rotary: Tensor | None = None  # (3, tokens) int64, by frame, row and column where a sequence has images (M-RoPE)
+
+    @property
+    def rotary_positions(self) -> Tensor:
+        """Returns the positions that ropes rotate by."""
+        return self.positions if self.rotary is None else self.rotary
 
     def of_table(self, table: int) -> Batch:
         """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
@@ -237,6 +243,7 @@ class BatchLayout:
     adapters: tuple[int, ...] = ()  # as `Batch`
     mutual: tuple[tuple[int, int, int], ...] = ()
     last_keys: Ints | None = None
+    rotary: Ints | None = None
     follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
 
@@ -279,6 +286,7 @@ class Batching:
             adapters=laid.adapters,
             last_keys=None if laid.last_keys is None else self._tensor(laid.last_keys),
             mutual=laid.mutual,
+            rotary=None if laid.rotary is None else self._tensor(laid.rotary),
         )
 
     def features(self, laid: BatchLayout) -> Features | None:
@@ -336,6 +344,7 @@ class Batching:
             adapters=tuple(adapters) if any(each != NO_ADAPTER for each in adapters) else (),
             mutual=mutual,
             last_keys=last_keys_of(positions, starts, mutual),
+            rotary=None if seen is None else seen.rotary(rows, positions, starts),
             follows=self._follows,
         )
         return _branched(laid, rows) if any(row.parents for row in rows) else laid
@@ -423,4 +432,5 @@ def _branched(laid: BatchLayout, rows: Sequence[Row]) -> BatchLayout:
         laid, positions=positions, starts=starts, contexts=contexts, tables=laid.tables[of],
         branches=(tuple(begins), slots), adapters=tuple(laid.adapters[at] for at in of if laid.adapters),
         mutual=mutual, last_keys=last_keys_of(positions, starts, mutual),
+        rotary=None if laid.rotary is None else laid.rotary + (positions - laid.positions),
     )  # fmt: skip

@@ -45,6 +45,9 @@ class Rope:
     query_beta: float = 0.0  # queries at position p are longer by 1 + beta * log(1 + floor(p / context)) (Llama 4)
     query_context: int = 0
     query_offset: int = 0  # joins the position of a query there
+    # interleaved M-RoPE (Qwen3-VL): pairs that rotate by frame, row and column; of its three in turn, the second and
+    # the third are of row and column until those have so many, and all others of the frame. Empty: by position
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,31 @@ class VisionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GridVisionSpec:
+    """Qwen3.5's encoder of images that keep their shape: each square of `merge` x `merge` patches becomes one row. In
+    the text model an image's tokens rotate by row and column (see `Rope.sections`)."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    patch_size: int  # pixels a side
+    frames: int  # that a patch has, of a video
+    merge: int
+    positions: int  # learned ones, of a square
+    image_token_id: int
+    activation: Activation = "gelu_tanh"
+    theta: float = 10_000.0  # of the patches' rotations
+    whole_tokens: int = 0  # as `VisionSpec`
+    optional: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        return self.layers * self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
@@ -253,7 +281,7 @@ class ModelSpec:
     recurrent_layers: tuple[int, ...] = ()  # these have a recurrence
     attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
-    vision: VisionSpec | None = None  # the encoder of a model that reads images
+    vision: VisionSpec | GridVisionSpec | None = None  # the encoder of a model that reads images
     chunked: bool = False  # its windows (Llama 4)
     value_norm: bool = False  # values are normalised by head, without a weight (Gemma 4, as all that follows)
     global_heads: GlobalHeads | None = None

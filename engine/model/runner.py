@@ -150,13 +150,16 @@ def _tile(batch: Batch, block_size: int, row: int, tile: range, first: int, last
     branches = None
     if batch.branches is not None and batch.branches.starts[row] < batch.context_lens[row]:
         branches = Branches(batch.branches.starts[row : row + 1], batch.branches.slots[row : row + 1])
-    last_keys = None
+    last_keys = rotary = None
+    if batch.rotary is not None:
+        rotary = positions.repeat(3, 1)
+        rotary[:, within] = batch.rotary[:, first:last]
     if batch.last_keys is not None and (row, start, stop) in batch.mutual:
         last_keys = positions.index_put((everywhere[within],), batch.last_keys[first:last])
     return Batch(
         tokens, positions, slots, (0, len(tile)), (stop,), table, everywhere, False, states, within, features,
         windowed=tuple(windowed), branches=branches, adapters=batch.adapters[row : row + 1],
-        last_keys=last_keys,
+        last_keys=last_keys, rotary=rotary,
     )  # fmt: skip
 
 

@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.request import SequenceState
+from engine.core.step import Row
 from engine.multimodal.encoders import ImageEncoder
 from engine.multimodal.image_input import (
     FIRST_IMAGE_ID,
@@ -26,6 +29,8 @@ from engine.multimodal.image_input import (
     lookup_keys,
     offset_of,
 )
+
+Ints = NDArray[np.int64]
 
 DECODE_SHARE = 0.35  # of a decode's time that encoding may take between two of them
 IDLE_S = 0.05  # of encoding between two looks at the mailbox, while nothing decodes
@@ -183,6 +188,30 @@ class EncoderCache:
         if self._encoder is None or not self._encoder.whole_tokens:
             return []
         return [span for span in seq.image_spans() if span[0] < end and start < span[1]]
+
+    def rotary(self, rows: Sequence[Row], positions: Ints, starts: Sequence[int]) -> Ints | None:
+        """Returns the positions by which tokens rotate in a model whose images have rows and columns in the text model
+        (M-RoPE, Qwen2-VL section 2.1): (3, tokens), by frame, row and column; None where no sequence has an image.
+
+        An image begins at one position, the next token comes after its longer edge, and text counts on from there: so
+        they depend on the tokens before alone. `positions` (tokens,) are those in the sequences, `starts` where each
+        row's begin.
+        """
+        if self._encoder is None or not self._encoder.planar or not any(row.seq.image_spans() for row in rows):
+            return None
+        out = np.repeat(positions[None], 3, 0)
+        for at, row in enumerate(rows):
+            own, found, shift = positions[starts[at] : starts[at + 1]], out[:, starts[at] : starts[at + 1]], 0
+            for start, end in row.seq.image_spans():
+                first, image = row.seq.tokens[start], self._images[key_of(row.seq.tokens[start])]
+                within = (own >= start) & (own < end)
+                places = own[within] - start + offset_of(first)
+                found[:, within] = start + shift
+                found[1, within] += places // image.columns
+                found[2, within] += places % image.columns
+                shift += max(image.tiles, image.columns) - (end - start)
+                found[:, own >= end] = own[own >= end] + shift
+        return out
 
     # -- the encoder's steps
 

@@ -89,7 +89,8 @@ class ImageSpans:
 
     def among(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
         """Returns the spans, in order. After a cut `cut` comes first."""
-        for at in range(self._length, len(tokens)):
+        some = range(self._length, len(tokens) if has_images(tokens[self._length :]) else self._length)
+        for at in some:
             token = tokens[at]
             if token < FIRST_IMAGE_ID:
                 continue

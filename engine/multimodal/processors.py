@@ -10,6 +10,7 @@ from engine.model.loader import Json
 from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
 from engine.multimodal.image_input import ImageInput
 from engine.multimodal.image_processor import ImageProcessor
+from engine.multimodal.qwen3_5_processor import Qwen35ImageProcessor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,6 +50,8 @@ class Processor(Protocol):
 
 _LOADERS: Mapping[str, Callable[[Path, Json], Processor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor.load,
+    "Qwen3_5ForConditionalGeneration": Qwen35ImageProcessor.load,
+    "Qwen3_5MoeForConditionalGeneration": Qwen35ImageProcessor.load,
 }
 
 

@@ -25,7 +25,7 @@ TILES = 4  # of a unit on a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class _Affine:
+class Affine:
     """A weight and a bias, of a linear layer or a norm."""
 
     weight: Tensor
@@ -40,12 +40,12 @@ class _Affine:
 
 @dataclass(frozen=True, slots=True)
 class _EncoderLayer:
-    attention_norm: _Affine
-    qkv: _Affine
-    out: _Affine
-    mlp_norm: _Affine
-    up: _Affine
-    down: _Affine
+    attention_norm: Affine
+    qkv: Affine
+    out: Affine
+    mlp_norm: Affine
+    up: Affine
+    down: Affine
 
 
 class VisionEncoder:
@@ -66,7 +66,7 @@ class VisionEncoder:
         device: torch.device,
     ) -> None:
         self.spec, self.device, self.dtype, self.hidden_size = spec, device, dtype, hidden_size
-        self.features = processor.features  # rows of a tile
+        self.features, self.planar = processor.features, False  # rows of a tile
         self._side = processor.tile // spec.patch_size  # patches
         self._activation = ACTIVATIONS[spec.activation]
         self._scale = processor.scale
@@ -76,7 +76,7 @@ class VisionEncoder:
         self._weights = weights
         self._root = self._root_of(names.vision)
         width, patch, places = spec.hidden_size, spec.patch_size, (spec.image_size // spec.patch_size) ** 2
-        self._patches = _Affine(
+        self._patches = Affine(
             self._take("embeddings.patch_embedding.weight", width, 3, patch, patch).flatten(1),
             self._take("embeddings.patch_embedding.bias", width),
         )
@@ -154,15 +154,15 @@ class VisionEncoder:
     def _layer(self, name: str) -> _EncoderLayer:
         width, inner = self.spec.hidden_size, self.spec.intermediate_size
         parts = [self._affine(f"{name}self_attn.{part}_proj", width, width) for part in "qkv"]
-        qkv = _Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+        qkv = Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
         return _EncoderLayer(
             self._affine(f"{name}layer_norm1", width), qkv, self._affine(f"{name}self_attn.out_proj", width, width),
             self._affine(f"{name}layer_norm2", width), self._affine(f"{name}mlp.fc1", inner, width),
             self._affine(f"{name}mlp.fc2", width, inner),
         )  # fmt: skip
 
-    def _affine(self, name: str, *shape: int) -> _Affine:
-        return _Affine(self._take(f"{name}.weight", *shape), self._take(f"{name}.bias", shape[0]))
+    def _affine(self, name: str, *shape: int) -> Affine:
+        return Affine(self._take(f"{name}.weight", *shape), self._take(f"{name}.bias", shape[0]))
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(f"{self._root}{name}", shape).to(self.device, self.dtype)
