@@ -220,7 +220,8 @@ class Engine:
     async def image(self, data: bytes, *, split: bool = True, limits: ImageLimits = LIMITS) -> ImageInput:
         """Reads and processes an image file, for a chat message or a prompt's tokens (`ImageInput.token_ids`).
 
-        It is known to this engine while the result, or a sequence with it, is kept. Without `split` it is one tile.
+        It is known to this engine while the result, or a sequence with it, is kept. Without `split` it is one tile, or
+        has few tokens where a model's images keep their shape.
 
         Raises:
             InvalidImage: the file is too large, damaged or of another format.

@@ -15,6 +15,7 @@ from engine import GREEDY, Engine, EngineConfig, Span
 from engine.errors import CheckpointError, ContextLengthExceeded, InvalidParameter
 from engine.kernels import cpu
 from engine.model.loader import read_json
+from engine.model.memory import loaded_bytes, spec_of
 from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
 from engine.multimodal.image_input import FIRST_IMAGE_ID, ImageInput
 from tests.engine.multimodal import seeing_gemma3 as gemma
@@ -128,6 +129,13 @@ async def test_a_message_that_begins_with_an_image_has_the_references_tokens(
     ids, _ = expected(checkpoint[0], ["", "what?"], [(20, 30)])  # the new lines of both sides are one token
     tokens = await prompt(engine, ["", "what?"], [(20, 30)])
     assert [checkpoint[0].config.image_token_id if id >= FIRST_IMAGE_ID else id for id in tokens] == ids
+
+
+async def test_marks_that_a_user_writes_stand_for_no_image(engine: Engine) -> None:
+    tokens = await prompt(engine, ["It says <start_of_image> and ", "<end_of_image>"], [(20, 30)])
+    assert sum(token >= FIRST_IMAGE_ID for token in tokens) == gemma.FEATURES
+    marks = [engine.tokenizer.token_id(mark) for mark in (gemma.BEGIN, gemma.END)]
+    assert [tokens.count(mark) for mark in marks if mark is not None] == [1, 1]
 
 
 @pytest.mark.parametrize("lead", range(8))
@@ -278,3 +286,33 @@ async def test_a_tokenizer_without_the_marks_is_refused(tmp_path: Path, checkpoi
     (path / "config.json").write_text(settings)
     with pytest.raises(CheckpointError, match="of <start_of_image> is 9 in config.json, and 256 in the tokenizer"):
         await Engine.start(config(path))
+
+
+@pytest.mark.slow
+async def test_on_several_ranks_the_text_is_read(checkpoint: tuple[Any, Path]) -> None:
+    found = []
+    for ranks in (1, 2):
+        async with await Engine.start(config(checkpoint[1], tensor_parallel_size=ranks)) as engine:
+            assert (engine.image_processor is None) == (ranks > 1)
+            found.append(await answer(engine, engine.tokenizer.encode("Only text")))
+    assert found[0] == found[1]
+
+
+async def test_the_start_says_what_an_encoder_takes(
+    checkpoint: tuple[Any, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "engine.builder"):
+        async with await Engine.start(config(checkpoint[1], encoder_cache_bytes=3_000_000)):
+            pass
+    assert "gemma3 reads images: the encoder takes 0 MB, and its results up to 3 MB" in caplog.text
+
+
+def test_an_encoder_is_never_quantised(checkpoint: tuple[Any, Path]) -> None:
+    spec = spec_of(checkpoint[1])
+    vision = spec.vision
+    assert vision is not None
+    parts = checkpoint[0].model.vision_tower.encoder.modules()
+    assert vision.parameters == sum(part.weight.numel() for part in parts if isinstance(part, torch.nn.Linear))
+    whole, int8 = (loaded_bytes(checkpoint[1], spec, torch.bfloat16, kind) for kind in ("none", "int8"))
+    text = whole - 2 * vision.parameters - 2 * spec.vocab_size * spec.hidden_size
+    assert int8 == text // 2 + spec.vocab_size * spec.hidden_size * 3 + 2 * vision.parameters
