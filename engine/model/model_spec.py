@@ -91,6 +91,7 @@ class Experts:
     weight_scales: bool = False  # each expert has a factor of its weight (Gemma 4)
     scaled_inputs: bool = False  # the weights multiply what experts read, not what they return (Llama 4)
     beside_mlp: bool = False  # they run beside the layer's MLP: see `BesideMLP`
+    latent_size: int = 0  # they read and return a projection of so many numbers (Nemotron 3); 0: the hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +367,7 @@ class WeightNames:
     selection_bias_rows: bool = False  # it is (1, experts) there
     shared_expert: str = "mlp.shared_experts."  # before the names of its projections
     shared_gate: str = "mlp.shared_expert_gate"
+    expert_latents: tuple[str, str] = ("mixer.fc1_latent_proj", "mixer.fc2_latent_proj")  # to them, and back
     weight_scales: str = "router.per_expert_scale"
     router_norm: str = "router.scale"  # as the next three, of experts beside an MLP
     beside_pre_norm: str = "pre_feedforward_layernorm_2"

@@ -90,7 +90,7 @@ def _whole(spec: ModelSpec) -> bool:
     if spec.per_layer_input is not None:
         widths.append(spec.per_layer_input.size)
     if spec.experts is not None:
-        widths += [spec.experts.intermediate_size, spec.experts.shared_size]
+        widths += [spec.experts.intermediate_size, spec.experts.shared_size, spec.experts.latent_size]
     if spec.recurrence is not None:
         heads, rows, columns = spec.recurrence.state_shape
         widths.append(heads * (columns if isinstance(spec.recurrence, GatedDelta) else rows))

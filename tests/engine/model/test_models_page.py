@@ -37,7 +37,7 @@ _MODELS = {
     "qwen3_5_moe": "Qwen3.5 with experts, with images",
     "granitemoehybrid": "Granite 4, hybrid",
     "falcon_h1": "Falcon-H1",
-    "nemotron_h": "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
+    "nemotron_h": "Nemotron-H, Nemotron Nano 2, Nemotron 3",
     "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
     "smollm3": "SmolLM 3",
@@ -97,7 +97,9 @@ def specs(family: Family) -> list[ModelSpec]:
 
 def on_cpu(spec: ModelSpec) -> str:
     if spec.experts is not None:
-        spec = replace(spec, experts=replace(spec.experts, intermediate_size=64, shared_size=64))
+        latent = 64 if spec.experts.latent_size else 0
+        widened = replace(spec.experts, intermediate_size=64, shared_size=64, latent_size=latent)
+        spec = replace(spec, experts=widened)
     if spec.latent is not None:
         spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
     if spec.global_heads is not None:
