@@ -58,9 +58,9 @@ from engine.model.runner import CacheStore, ModelRunner, Runner, TreeRunner
 from engine.model.tokenizer import Tokenizer
 from engine.model.value_head import ValueHead
 from engine.multimodal.encoder_cache import EncoderCache
-from engine.multimodal.image_processor import ImageProcessor
-from engine.multimodal.prompt_images import IMAGE
-from engine.multimodal.vision_encoder import VisionEncoder
+from engine.multimodal.encoders import load_encoder
+from engine.multimodal.processor_config import has_processor
+from engine.multimodal.processors import load_processor
 from engine.speculation.draft_model import DraftModel
 from engine.speculation.medusa import Medusa, MedusaHeads, is_medusa
 from engine.speculation.mtp import MTP, MTPLayer, blocks_per_draft
@@ -235,7 +235,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     loaded = Loaded(
         path=str(path), vocab_size=spec.vocab_size, max_model_len=max_len, device=str(device),
         dtype=str(dtype).removeprefix("torch."), threads=threads, numerics=numerics, fingerprint=model,
-        vision=spec.vision is not None, proposers=speculator.names, speculation=speculation,
+        vision=images is not None, proposers=speculator.names, speculation=speculation,
         adapters=adapters.digests, value_head=value_head is not None,
     )  # fmt: skip
     return EngineParts(core, compiler, loaded, (lambda: None) if ranks is None else ranks.close)
@@ -369,23 +369,24 @@ def use_threads(count: int, device: torch.device | str = "cpu") -> None:
 
 
 def _encoder_cache(config: EngineConfig, decoder: Decoder, path: Path, tokenizer: Tokenizer) -> EncoderCache | None:
-    """Loads the encoder of a model that reads images.
+    """Loads the encoder of a model that reads images; None where its text can be read alone, and it comes without an
+    image processor or is divided among ranks.
 
     Raises:
         CheckpointError: its weights or the files of its image processor are missing or inconsistent.
     """
     spec = decoder.spec
-    if spec.vision is None:
+    if spec.vision is None or (spec.vision.optional and (config.ranks > 1 or not has_processor(path))):
         return None
     json = read_json(path / "config.json")
-    processor = ImageProcessor.load(path, json)
-    if tokenizer.token_id(IMAGE) != spec.vision.image_token_id:
-        found = tokenizer.token_id(IMAGE)
-        raise CheckpointError(f"{path}: image_token_id is {spec.vision.image_token_id}, and {IMAGE} has id {found}.")
+    processor = load_processor(path, json)
+    for token, id in processor.tokens.items():
+        if (found := tokenizer.token_id(token)) != id:
+            raise CheckpointError(f"{path}: the id of {token} is {id} in config.json, and {found} in the tokenizer.")
     names, weights = family_of(json).names(json), open_weights(path)
-    encoder = VisionEncoder(
-        spec.vision, names, weights, processor, spec.hidden_size, decoder.dtype, decoder.device
-    )  # fmt: skip
+    encoder = load_encoder(spec, names, weights, processor, decoder.dtype, decoder.device)
+    sizes = spec.vision.parameters * decoder.dtype.itemsize / 1e6, config.encoder_cache_bytes / 1e6
+    log.info("%s reads images: the encoder takes %.0f MB, and its results up to %.0f MB", path.name, *sizes)
     return EncoderCache(encoder, config.encoder_cache_bytes)
 
 

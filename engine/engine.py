@@ -33,7 +33,7 @@ from engine.errors import (
 from engine.handle import Sequence
 from engine.ipc.data_parallel_link import link_to
 from engine.ipc.link import Link, PendingRequest, State
-from engine.kv_cache.snapshot import SavedImage, unpacked
+from engine.kv_cache.snapshot import unpacked
 from engine.model.loader import name_of, read_json
 from engine.model.tokenizer import Tokenizer
 from engine.multimodal.image_file import LIMITS, ImageLimits, read_image
@@ -41,15 +41,16 @@ from engine.multimodal.image_input import (
     FIRST_IMAGE_ID,
     ImageInput,
     has_images,
-    image_digest,
     image_tokens,
     key_of,
     lookup_keys,
     offset_of,
     placeholder,
+    restored_image,
     without_images,
 )
-from engine.multimodal.image_processor import ImageProcessor
+from engine.multimodal.processors import Processor, load_processor
+from engine.multimodal.prompt_images import check_whole
 from engine.outputs import Stats
 from engine.params import RemotePrefill, Speculation
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
@@ -72,7 +73,7 @@ class Engine:
     dtype: str
     threads: int  # CPU threads of the model
     fallback: Fallback | None = None  # its weights are in a core of their own
-    image_processor: ImageProcessor | None = None  # of a model that reads images
+    image_processor: Processor | None = None  # of a model that reads images
     proposers: tuple[str, ...] = ()  # of drafts, that a span may name
     speculation: str = "off"  # of spans that name none
     adapters: dict[str, str]  # digests of their files by the names that a sequence may be opened with
@@ -157,7 +158,8 @@ class Engine:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, self.model_path)
             if loaded.vision:
                 config = read_json(self.model_path / "config.json")
-                self.image_processor = ImageProcessor.load(self.model_path, config)
+                self.image_processor = load_processor(self.model_path, config)
+                self.tokenizer.image_mark = self.image_processor.mark, self.image_processor.around
         except BaseException:
             await self.stop()
             raise
@@ -218,7 +220,8 @@ class Engine:
     async def image(self, data: bytes, *, split: bool = True, limits: ImageLimits = LIMITS) -> ImageInput:
         """Reads and processes an image file, for a chat message or a prompt's tokens (`ImageInput.token_ids`).
 
-        It is known to this engine while the result, or a sequence with it, is kept. Without `split` it is one tile.
+        It is known to this engine while the result, or a sequence with it, is kept. Without `split` it is one tile, or
+        has few tokens where a model's images keep their shape.
 
         Raises:
             InvalidImage: the file is too large, damaged or of another format.
@@ -230,7 +233,7 @@ class Engine:
         self._register([image])
         return image
 
-    def _processed(self, processor: ImageProcessor, data: bytes, split: bool, limits: ImageLimits) -> ImageInput:
+    def _processed(self, processor: Processor, data: bytes, split: bool, limits: ImageLimits) -> ImageInput:
         encode = partial(self.tokenizer.encode, special=True)
         return processor.process(read_image(data, limits), encode, split=split)
 
@@ -267,7 +270,7 @@ class Engine:
         if deadline_s is not None and deadline_s <= 0:
             raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
         features = 0 if self.image_processor is None else self.image_processor.features
-        images = tuple(_restored_image(each, features) for each in kept.images)
+        images = tuple(restored_image(*each, features) for each in kept.images)
         self._register(images)
         self.check_prompt(kept.tokens)
         self.check_length(len(kept.tokens) + 1)
@@ -428,6 +431,11 @@ class Engine:
             if image is None or offset >= image.features or placeholder(image.digest, offset) != token:
                 message = f"token id {token} is of no image known here; accepted: those of `Engine.image`, while kept."
                 raise InvalidParameter("tokens", message)
+        self.check_whole(tokens)
+
+    def check_whole(self, tokens: Tokens[int]) -> None:
+        if self.image_processor is not None and self.image_processor.whole and has_images(tokens):
+            check_whole(tokens, self.image_processor.features)
 
     def check_length(self, length: int) -> None:
         if length > self.max_model_len:
@@ -483,11 +491,3 @@ class Engine:
 
         assert isinstance(self._link, ThreadLink)
         return self._link.core
-
-
-def _restored_image(saved: SavedImage, features: int) -> ImageInput:
-    """Raises `BadSnapshot` where the pixels are not those of the digest."""
-    digest, tiles, size, pixels = saved
-    if image_digest(pixels, tiles, size) != digest:
-        raise BadSnapshot("The snapshot has an image that is not the one of its tokens; accepted: as it was made.")
-    return ImageInput(digest, tiles, size, tiles * features, pixels, ())

@@ -250,12 +250,14 @@ class Sequence:
         """Keeps the first `n` tokens.
 
         Raises:
-            InvalidParameter: `n` is negative or beyond the end.
+            InvalidParameter: `n` is negative, beyond the end, or within an image of a model that reads those whole.
             SequenceBusy, SequenceClosed: see there.
         """
         self._check_free()
         if not 0 <= n <= len(self):
             raise InvalidParameter("n", f"n is {n}; accepted: 0 to {len(self)}, the sequence's length.")
+        if self._images:
+            self._engine.check_whole(self._tokens[:n])
         del self._tokens[n:]
         if self._deferred_at is not None and n <= self._deferred_at:
             self._deferred_at = None

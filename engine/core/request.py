@@ -17,7 +17,7 @@ from engine.core.repetition import RepetitionDetector
 from engine.core.sampling_types import mix64
 from engine.kv_cache.block_pool import chain_digest
 from engine.model.detokenizer import SpanText
-from engine.multimodal.image_input import without_images
+from engine.multimodal.image_input import ImageSpans, without_images
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
 from engine.params import RemotePrefill, Span
 from engine.structured_output.compiler import Done
@@ -199,6 +199,7 @@ class SequenceState:
     remote_prefill: RemotePrefill | None = None  # until its K/V was asked for
     _seen: set[int] = field(default_factory=set, repr=False)
     _seen_length: int = 0
+    _image_spans: ImageSpans = field(default_factory=ImageSpans, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -215,6 +216,10 @@ class SequenceState:
             self._seen.update(without_images(self.tokens[self._seen_length :]))
             self._seen_length = len(self.tokens)
         return self._seen
+
+    def image_spans(self) -> list[tuple[int, int]]:
+        """Returns where its images are: see `ImageSpans`."""
+        return self._image_spans.among(self.tokens)
 
     def append(self, tokens: list[int], *, generated: bool) -> None:
         self.tokens.extend(tokens)
@@ -260,6 +265,7 @@ class SequenceState:
                 self.counts[token] -= 1
         self.counts = +self.counts
         self._seen, self._seen_length = set(), 0
+        self._image_spans.cut(length)
         del self.tokens[length:], self.generated[length:], self.digests[length // block_size :]
         self.kv_len = min(self.kv_len, length)
         self.cursor = min(self.cursor, self.kv_len)

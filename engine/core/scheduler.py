@@ -322,10 +322,10 @@ class Scheduler:
             return -1
         had = 0 if before is None else before.count
         self._logits += 0 if before is None else before.logits
-        silent = max(0, logits_from - cursor)
-        count = min(length - cursor, had + max_tokens, silent + max(1, self._logits))
+        count = min(length - cursor, had + max_tokens, max(0, logits_from - cursor) + max(1, self._logits))
         if states is not None:
             count = min(count, states.stop(seq) - cursor)
+        count = self.images.whole(seq, cursor + count) - cursor
         freed, state_copy = 0, None
         while True:
             try:

@@ -48,6 +48,7 @@ def attend(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    last_keys: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of one layer.
@@ -57,6 +58,7 @@ def attend(
         cache: the layer's keys and values, (2, blocks, block_size, kv_heads, head_dim) of the query's dtype, or codes.
         pieces: of this step, cut for `window`.
         positions: (tokens,) int32.
+        last_keys: (tokens,) int32, the last position that each attends to, where that is not its own for all.
         scale: of the scores; `softcap` c makes of a score s c * tanh(s / c).
         out: the result is written there; made if None.
 
@@ -64,7 +66,9 @@ def attend(
         (tokens, heads, head_dim).
     """
     run = attend_triton if query.is_cuda else attend_torch
-    return run(query, cache, pieces, positions, scale=scale, window=window, softcap=softcap, out=out)
+    return run(
+        query, cache, pieces, positions, scale=scale, window=window, softcap=softcap, last_keys=last_keys, out=out
+    )
 
 
 def attend_torch(
@@ -76,6 +80,7 @@ def attend_torch(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    last_keys: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """The torch reference: piece by piece, query by query, in float32. See `attend`."""
@@ -105,7 +110,7 @@ def attend_torch(
                 scores = q @ keys.transpose(1, 2) * scale
                 if softcap is not None:
                     scores = torch.tanh(scores / softcap) * softcap
-                hidden = places > positions[token]
+                hidden = places > (positions if last_keys is None else last_keys)[token]
                 if window is not None:
                     hidden |= places <= positions[token] - window
                 scores = scores.masked_fill(hidden, -torch.inf)
@@ -141,6 +146,7 @@ def attend_triton(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    last_keys: Tensor | None = None,
     out: Tensor | None = None,
     shapes: Mapping[int, Sequence[int]] | None = None,
 ) -> Tensor:
@@ -171,6 +177,7 @@ def attend_triton(
             each,
             pieces.order,
             positions,
+            positions if last_keys is None else last_keys,
             pieces.blocks,
             scale * LOG2E if softcap is None else scale / softcap,
             0.0 if softcap is None else softcap * LOG2E,

@@ -85,6 +85,7 @@ class Rows:
     # of branches of token trees: (rows,) positions from which K/V lies at slots of its own, (rows, tokens), and not in
     # the table; the row's context where there are none
     branches: tuple[Sequence[int], NDArray[np.int64]] | None = None
+    last_keys: NDArray[np.int64] | None = None  # (tokens,) the last position that each attends to; None: its own
 
     def listed(self) -> tuple[Ints, NDArray[np.int64]]:
         """Returns all tables' blocks one after the other, and the offset of each row's first. With branches, before a
@@ -173,6 +174,8 @@ def _prompts(rows: Rows, some: NDArray[np.int64], limits: WorkLimits, window: in
         if window is not None:
             tiles[:, FIRST_KEY] = np.maximum(0, at + position - window + 1) // TILE_KEYS * TILE_KEYS
         tiles[:, END_KEY] = until + position
+        if rows.last_keys is not None:
+            tiles[:, END_KEY] = 1 + np.maximum.reduceat(rows.last_keys[first:end], at - first)
         tiles[:, SLOT] = not few
         found.append(tiles)
     return found

@@ -7,8 +7,8 @@ without a copy, by publishing the live state, which the sequence then copies bef
 likewise. So slots are blocks of a pool of their own, with its reference counts, eviction and offload tiers.
 
 Checkpoints are due at the last whole block of a prompt and of an answer, where a cached prefix of K/V ends without one
-(another sequence branched off there, Pan et al. 2024, Marconi), and every INTERVAL tokens of a long prompt; the latter
-are evicted first.
+(another sequence branched off there, Pan et al. 2024, Marconi), at the last whole block of a prompt's images, about
+which others may ask, and every INTERVAL tokens of a long prompt; the latter are evicted first.
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ class StateCheckpoints:
         at = seq.cursor
         if not self._publishes:
             return len(seq)
-        due = (self._last(seq), seq.branch, at - at % self._interval + self._interval)
+        due = (*self._kept(seq), at - at % self._interval + self._interval)
         return min((position for position in due if position > at), default=len(seq))
 
-    def _last(self, seq: SequenceState) -> int:
-        """Returns the end of the last whole block before the newest token, whose logits a retry needs again."""
-        return (len(seq) - 1) // self._size * self._size
+    def _kept(self, seq: SequenceState) -> tuple[int, ...]:
+        """Returns the positions whose checkpoints are kept: the end of the last whole block before the newest token,
+        whose logits a retry needs again, where other sequences branched off, and after the last image."""
+        images = (end // self._size * self._size for _, end in seq.image_spans()[-1:])
+        return (len(seq) - 1) // self._size * self._size, seq.branch, *images
 
     def is_writable(self, seq: SequenceState) -> bool:
         return seq.state != NULL_BLOCK and not (self.pool.is_shared(seq.state) or self.pool.is_published(seq.state))
@@ -132,7 +134,7 @@ class StateCheckpoints:
         if end % self._size or not self._publishes:
             return
         digest = seq.digest(end // self._size - 1, self._size)
-        thinned = not decodes and end not in (self._last(seq), seq.branch)
+        thinned = not decodes and end not in self._kept(seq)
         self.pool.publish(seq.state, digest, seq.root, seq.priority + thinned)
         if decodes:
             if seq.rolling:

@@ -165,7 +165,7 @@ class AttentionPlan:
         keys = max(context - row.first * self._block_size for context, row in zip(contexts, rows, strict=True))
         long = queries > BATCHED_QUERIES
         sees_all = queries == 1 and window is None and len(set(contexts)) == 1  # at the end of its context
-        causal = long and queries == contexts[0] and window is None and self._maskless
+        causal = long and queries == contexts[0] and window is None and self._maskless and batch.last_keys is None
         mask = None if causal or (sees_all and self._maskless) else self._mask(rows, queries, keys, window)
         tokens = None if len(rows) == len(batch.context_lens) else self._tokens(rows, queries)
         run = self._run(rows[0]) if len(rows) == 1 else None
@@ -238,12 +238,13 @@ class AttentionPlan:
     def _mask(self, rows: list[_Row], queries: int, keys: int, window: int | None) -> Tensor:
         """Returns the additive mask: (rows, 1, group heads * queries, keys), or (queries, keys) for a long row."""
         device = self.batch.positions.device
-        query = self.batch.positions[self._tokens(rows, queries)].view(len(rows), queries, 1)
+        tokens, last = self._tokens(rows, queries), self.batch.last_keys
+        query = self.batch.positions[tokens].view(len(rows), queries, 1)
         key = torch.arange(keys, device=device)
         if any(row.first for row in rows):
             offsets = torch.tensor([row.first * self._block_size for row in rows], device=device)
             key = key + offsets[:, None, None]
-        hidden = key > query
+        hidden = key > (query if last is None else last[tokens].view(query.shape))
         if self.batch.first_key:
             hidden |= key < self.batch.first_key
         if window is not None:
@@ -474,8 +475,9 @@ def reference(
         for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
             position = int(batch.positions[token])
             first = batch.first_key if window is None else max(batch.first_key, plan.first_key(position, window))
+            end = 1 + (position if batch.last_keys is None else int(batch.last_keys[token]))
             for head in range(query.shape[1]):
-                k, v = keys[first : position + 1, head // shared], values[first : position + 1, head // shared]
+                k, v = keys[first:end, head // shared], values[first:end, head // shared]
                 scores = k @ query[token, head].float() * scale
                 if softcap is not None:
                     scores = torch.tanh(scores / softcap) * softcap

@@ -60,6 +60,14 @@ class Batch:
     branches: Branches | None = None
     adapters: tuple[int, ...] = ()  # each row's slot, or NO_ADAPTER; none where no row has one
     save_kv_layer: Callable[[int], None] | None = None  # see `Step`
+    last_keys: Tensor | None = None  # (tokens,) int64, where tokens of an image attend to later ones of it
+    mutual: tuple[tuple[int, int, int], ...] = ()  # those images: row, first position and end
+    rotary: Tensor | None = None  # (3, tokens) int64, by frame, row and column where a sequence has images (M-RoPE)
+
+    @property
+    def rotary_positions(self) -> Tensor:
+        """Returns the positions that ropes rotate by."""
+        return self.positions if self.rotary is None else self.rotary
 
     def of_table(self, table: int) -> Batch:
         """Returns the batch as layers of that K/V group see it, 0 being those that see the whole context."""
@@ -246,6 +254,9 @@ class BatchLayout:
     images: tuple[list[int], list[int]] = ([], [])  # placeholders: where they are in `tokens`, and their ids
     branches: tuple[tuple[int, ...], Ints] | None = None  # `Branches`
     adapters: tuple[int, ...] = ()  # as `Batch`
+    mutual: tuple[tuple[int, int, int], ...] = ()
+    last_keys: Ints | None = None
+    rotary: Ints | None = None
     follows: bool = False  # the rows are the sequences of the last step, in order, and their tables have only grown
 
 
@@ -287,6 +298,9 @@ class Batching:
             branches=None if laid.branches is None else Branches(laid.branches[0], self._tensor(laid.branches[1])),
             adapters=laid.adapters,
             save_kv_layer=step.save_kv_layer,
+            last_keys=None if laid.last_keys is None else self._tensor(laid.last_keys),
+            mutual=laid.mutual,
+            rotary=None if laid.rotary is None else self._tensor(laid.rotary),
         )
 
     def features(self, laid: BatchLayout) -> Features | None:
@@ -323,7 +337,13 @@ class Batching:
         offsets = positions % size
         written = tables[:, row_of, positions // size]  # each token's block, of each group
         slots = np.ascontiguousarray(np.where(positions < cached, NULL_BLOCK, written) * size + offsets)
-        images = self._parted(tokens) if self._images is not None and has_images(tokens) else ([], [])
+        seen = self._images
+        images: tuple[list[int], list[int]] = ([], [])
+        mutual: tuple[tuple[int, int, int], ...] = ()
+        if seen is not None and has_images(tokens):
+            images = self._parted(tokens)
+            found = ((at, seen.mutual(row.seq, row.start, row.end)) for at, row in enumerate(rows))
+            mutual = tuple((at, start, end) for at, spans in found for start, end in spans)
         adapters = [row.seq.adapter_slot for row in rows]
         laid = BatchLayout(
             tokens,
@@ -336,6 +356,9 @@ class Batching:
             (tables[1:], slots[1:]),
             images,
             adapters=tuple(adapters) if any(each != NO_ADAPTER for each in adapters) else (),
+            mutual=mutual,
+            last_keys=last_keys_of(positions, starts, mutual),
+            rotary=None if seen is None else seen.rotary(rows, positions, starts),
             follows=self._follows,
         )
         return _branched(laid, rows) if any(row.parents for row in rows) else laid
@@ -389,6 +412,17 @@ class Batching:
         return torch.as_tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
 
+def last_keys_of(positions: Ints, starts: Sequence[int], mutual: Sequence[tuple[int, int, int]]) -> Ints | None:
+    """Returns the last position that each token attends to; None where that is its own, without `mutual` images."""
+    if not mutual:
+        return None
+    last = positions.copy()
+    for row, start, end in mutual:
+        of_row = last[starts[row] : starts[row + 1]]
+        of_row[(of_row >= start) & (of_row < end)] = end - 1
+    return last
+
+
 def _branched(laid: BatchLayout, rows: Sequence[Row]) -> BatchLayout:
     """Splits rows with token trees: each run of a tree is a row of its own, at its own depth."""
     positions, starts, contexts = laid.positions.copy(), [0], list[int]()
@@ -407,7 +441,10 @@ def _branched(laid: BatchLayout, rows: Sequence[Row]) -> BatchLayout:
     slots = np.zeros((len(of), max(map(len, places))), dtype=np.int64)
     for at, each in enumerate(places):
         slots[at, : len(each)] = each
+    mutual = tuple((of.index(row), start, end) for row, start, end in laid.mutual)  # in a row's first run
     return replace(
         laid, positions=positions, starts=starts, contexts=contexts, tables=laid.tables[of],
         branches=(tuple(begins), slots), adapters=tuple(laid.adapters[at] for at in of if laid.adapters),
+        mutual=mutual, last_keys=last_keys_of(positions, starts, mutual),
+        rotary=None if laid.rotary is None else laid.rotary + (positions - laid.positions),
     )  # fmt: skip

@@ -234,16 +234,16 @@ class Decoder:
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
             assert not isinstance(self._adapters, StackedAdapters)
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch.positions), self._mix, self._adapters)
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch), self._mix, self._adapters)
             return x
         inputs = None if self._inputs is None else self._inputs(batch.token_ids, x)
         self.run_layers(self._adapted(batch.adapters, batch.query_starts), x, batch, kv, inputs)
         return x
 
-    def _rotations_at(self, positions: Tensor) -> tuple[dict[Rope, Tensor], dict[Rope, Tensor]]:
+    def _rotations_at(self, batch: Batch) -> tuple[dict[Rope, Tensor], dict[Rope, Tensor]]:
         """Returns the rotations of keys and of queries."""
-        rotations = {rope: rotation.at(positions) for rope, rotation in self._rotations.items()}
-        return rotations, {rope: self._rotations[rope].of_queries(at, positions) for rope, at in rotations.items()}
+        turns = {rope: rotation.at(batch.rotary_positions) for rope, rotation in self._rotations.items()}
+        return turns, {rope: self._rotations[rope].of_queries(at, batch.positions) for rope, at in turns.items()}
 
     @torch.inference_mode()
     def run_layers(
@@ -257,7 +257,7 @@ class Decoder:
         """Runs `layers` of this model on torch, on `x` (tokens, hidden) in place; `kv` is the cache of those alone, and
         `inputs` (layers, tokens, size) their `LayerInputs`."""
         spec = self.spec
-        rotations, of_queries = self._rotations_at(batch.positions)
+        rotations, of_queries = self._rotations_at(batch)
         tables = (0,) * len(spec.windows) if kv.groups is None else kv.groups.tables
         seen: Windows = self._windows
         if kv.groups is not None:
@@ -315,7 +315,7 @@ class Decoder:
     def write_kv(self, layer: Layer, x: Tensor, batch: Batch, cache: Tensor) -> None:
         """Writes the K/V of `x` (tokens, hidden) in an attending layer on torch, and computes nothing else of it."""
         assert layer.attention_pre_norm is not None, "of the layers that are read beside a model"
-        rotations, of_queries = self._rotations_at(batch.positions)
+        rotations, of_queries = self._rotations_at(batch)
         turns = None if layer.rope is None else (of_queries[layer.rope], rotations[layer.rope])
         self._place(layer, layer.attention_pre_norm(x), cache, batch, turns)
 

@@ -43,6 +43,7 @@ class DeviceStep:
     pieces: Mapping[int | None, Pieces]
     adapters: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     save_kv_layer: Callable[[int], None] | None = None
+    last_keys: Tensor | None = None  # as `Batch`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class PackedModel:
 
 def works_of(laid: BatchLayout, block_size: int, model: PackedModel) -> list[AttentionWork]:
     """Cuts the attention of a step, for each window."""
-    rows = Rows(np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size, laid.branches)
+    shape = np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size
+    rows = Rows(*shape, laid.branches, laid.last_keys)
     return [cut(rows, model.limits, window) for window in model.windows]
 
 
@@ -204,6 +206,14 @@ class Packed:
         return DeviceStep(views[0], views[1], views[2], views[3], pieces)
 
 
+def with_last_keys(step: DeviceStep, laid: BatchLayout) -> DeviceStep:
+    """Returns the step with the last keys of its tokens, where these are not their own positions. Such a step is no
+    decode, and no graph's: they are sent apart."""
+    if laid.last_keys is None:
+        return step
+    return replace(step, last_keys=torch.from_numpy(laid.last_keys.astype(np.int32)).to(step.positions.device))
+
+
 def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.device) -> DeviceStep:
     """Packs a batch that was not made for the kernels, from the device and back; seldom used."""
     laid = BatchLayout(
@@ -211,12 +221,14 @@ def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.dev
         list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
         batch.logits_at.tolist(),
         branches=None if batch.branches is None else (batch.branches.starts, batch.branches.slots.cpu().numpy()),
+        last_keys=None if batch.last_keys is None else batch.last_keys.cpu().numpy(),
     )  # fmt: skip
     works = works_of(laid, block_size, model)
     packed = Packed(capacity_of(laid, works))
     host = np.zeros(packed.size, dtype=np.int32)
     packed.fill(laid, works, host)
     step = packed.views(torch.from_numpy(host).to(device), model, branched=batch.branches is not None)
+    step = with_last_keys(step, laid)
     return replace(step, adapters=(batch.adapters, batch.query_starts)) if batch.adapters else step
 
 

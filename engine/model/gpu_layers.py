@@ -186,6 +186,7 @@ class GpuLayers:
             scale=spec.attention_scale,
             window=layer.window,
             softcap=spec.attention_softcap,
+            last_keys=step.last_keys,
             out=torch.empty(queries.shape, dtype=joined.dtype, device=joined.device),
         ).flatten(1)
 

@@ -32,6 +32,7 @@ from engine.model.gpu_batch import (
     decode_shapes,
     graph_sizes,
     limits_for_quantized,
+    with_last_keys,
 )
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class GpuRunner:
         used = packed.fill(laid, works, self._staging.take(packed.size))
         memory = torch.empty(packed.size, dtype=torch.int32, device=self._device)
         self._staging.send(used, memory)
-        step = packed.views(memory, self._model, branched=laid.branches is not None)
+        step = with_last_keys(packed.views(memory, self._model, branched=laid.branches is not None), laid)
         return replace(step, adapters=(laid.adapters, tuple(laid.starts))) if laid.adapters else step
 
     def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:

@@ -57,9 +57,10 @@ def loaded_bytes(
     embedding = spec.vocab_size * spec.hidden_size * dtype.itemsize
     extra = spec.per_layer_input
     looked_up = 0 if extra is None else extra.vocab_size * spec.layers * extra.size * dtype.itemsize
-    layers = whole - looked_up - embedding * (1 if spec.tied_embeddings else 2)
+    encoder = 0 if spec.vision is None else spec.vision.parameters * dtype.itemsize  # of images, never quantised
+    layers = max(0, whole - looked_up - encoder - embedding * (1 if spec.tied_embeddings else 2))
     inner = layers // 2 if quantization == "int8" else layers * (4 * group + 16) // (16 * group)
-    return inner + embedding // 2 + embedding + looked_up
+    return inner + embedding // 2 + embedding + looked_up + encoder
 
 
 def block_bytes(
@@ -222,7 +223,8 @@ def kv_groups(
     pipeline stages, whose layers would be grouped otherwise than those of others."""
     if config.pipeline_parallel_size > 1 or gpu_layers.chosen(spec, dtype, device, config.kernels):
         return None
-    return KVGroups.of(spec, config.block_size, max_len, config.step_tokens)
+    whole = 0 if spec.vision is None else spec.vision.whole_tokens  # an image is in one step, however long
+    return KVGroups.of(spec, config.block_size, max_len, max(config.step_tokens, whole))
 
 
 def adapter_bytes(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> int:

@@ -45,6 +45,9 @@ class Rope:
     query_beta: float = 0.0  # queries at position p are longer by 1 + beta * log(1 + floor(p / context)) (Llama 4)
     query_context: int = 0
     query_offset: int = 0  # joins the position of a query there
+    # interleaved M-RoPE (Qwen3-VL): pairs that rotate by frame, row and column; of its three in turn, the second and
+    # the third are of row and column until those have so many, and all others of the frame. Empty: by position
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Experts:
     weight_scales: bool = False  # each expert has a factor of its weight (Gemma 4)
     scaled_inputs: bool = False  # the weights multiply what experts read, not what they return (Llama 4)
     beside_mlp: bool = False  # they run beside the layer's MLP: see `BesideMLP`
+    latent_size: int = 0  # they read and return a projection of so many numbers (Nemotron 3); 0: the hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,8 @@ class StateSpace:
 @dataclass(frozen=True, slots=True)
 class VisionSpec:
     """A SigLIP encoder (Zhai et al. 2023) of square tiles, and the connector to the text model: each square of
-    `pixel_shuffle` x `pixel_shuffle` patches becomes one row, which is projected (Idefics3)."""
+    `pixel_shuffle` x `pixel_shuffle` patches becomes one row, which is projected (Idefics3), or, if `averaged`, their
+    mean, which is normalised and projected (Gemma 3)."""
 
     hidden_size: int
     layers: int
@@ -186,6 +191,39 @@ class VisionSpec:
     image_token_id: int  # the token that a prompt has for each row
     activation: Activation = "gelu_tanh"
     norm_eps: float = 1e-6
+    averaged: bool = False
+    whole_tokens: int = 0  # of an image, if these attend to each other in both directions (Gemma 3); else 0
+    optional: bool = False  # the text model is run where a checkpoint has no image processor, or on several ranks
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        return self.layers * self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
+
+
+@dataclass(frozen=True, slots=True)
+class GridVisionSpec:
+    """Qwen3.5's encoder of images that keep their shape: each square of `merge` x `merge` patches becomes one row. In
+    the text model an image's tokens rotate by row and column (see `Rope.sections`)."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    patch_size: int  # pixels a side
+    frames: int  # that a patch has, of a video
+    merge: int
+    positions: int  # learned ones, of a square
+    image_token_id: int
+    activation: Activation = "gelu_tanh"
+    theta: float = 10_000.0  # of the patches' rotations
+    whole_tokens: int = 0  # as `VisionSpec`
+    optional: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        return self.layers * self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +282,7 @@ class ModelSpec:
     recurrent_layers: tuple[int, ...] = ()  # these have a recurrence
     attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
-    vision: VisionSpec | None = None  # the encoder of a model that reads images
+    vision: VisionSpec | GridVisionSpec | None = None  # the encoder of a model that reads images
     chunked: bool = False  # its windows (Llama 4)
     value_norm: bool = False  # values are normalised by head, without a weight (Gemma 4, as all that follows)
     global_heads: GlobalHeads | None = None
@@ -329,6 +367,7 @@ class WeightNames:
     selection_bias_rows: bool = False  # it is (1, experts) there
     shared_expert: str = "mlp.shared_experts."  # before the names of its projections
     shared_gate: str = "mlp.shared_expert_gate"
+    expert_latents: tuple[str, str] = ("mixer.fc1_latent_proj", "mixer.fc2_latent_proj")  # to them, and back
     weight_scales: str = "router.per_expert_scale"
     router_norm: str = "router.scale"  # as the next three, of experts beside an MLP
     beside_pre_norm: str = "pre_feedforward_layernorm_2"

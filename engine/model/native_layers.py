@@ -91,7 +91,7 @@ def _whole(spec: ModelSpec) -> bool:
     if spec.per_layer_input is not None:
         widths.append(spec.per_layer_input.size)
     if spec.experts is not None:
-        widths += [spec.experts.intermediate_size, spec.experts.shared_size]
+        widths += [spec.experts.intermediate_size, spec.experts.shared_size, spec.experts.latent_size]
     if spec.recurrence is not None:
         heads, rows, columns = spec.recurrence.state_shape
         widths.append(heads * (columns if isinstance(spec.recurrence, GatedDelta) else rows))
@@ -301,6 +301,7 @@ class CpuLayers:
             0 if branches is None else branches.slots.stride(0),
             pointer(of_tokens),
             None if adapters is None else ctypes.addressof(adapters.table),
+            pointer(batch.last_keys),
         )
         first, every, save = 0, len(self._layers), batch.save_kv_layer
         while first < every:

@@ -96,11 +96,16 @@ class Rotation:
         lengths[: rope.dim // 2] = rope.attention_factor
         self._frequencies = frequencies.to(device)
         self._lengths = lengths.to(device)
+        self._axes = axes_of(rope, head_dim).to(device)
         self._beta, self._context, self._offset = rope.query_beta, rope.query_context, rope.query_offset
 
     def at(self, positions: Tensor) -> Tensor:
-        """Unit rotations at `positions` (tokens,): (tokens, 1, head_dim / 2) complex64."""
-        angles = torch.outer(positions.float(), self._frequencies)
+        """Unit rotations at `positions` (tokens,), or (3, tokens) by frame, row and column: (tokens, 1, head_dim / 2)
+        complex64."""
+        if positions.dim() == 2:
+            angles = positions.float()[self._axes].T * self._frequencies
+        else:
+            angles = torch.outer(positions.float(), self._frequencies)
         return torch.polar(self._lengths.expand_as(angles), angles).unsqueeze(1)
 
     def of_queries(self, at: Tensor, positions: Tensor) -> Tensor:
@@ -110,6 +115,15 @@ class Rotation:
         return (
             at * (1 + self._beta * torch.log1p(torch.floor((positions + self._offset) / self._context)))[:, None, None]
         )
+
+
+def axes_of(rope: Rope, head_dim: int) -> Tensor:
+    """Returns the axis by which each pair rotates, 0 to 2 for frame, row and column: (head_dim / 2,)."""
+    axes = torch.zeros(head_dim // 2, dtype=torch.int64)
+    for axis in (1, 2) if rope.sections else ():
+        axes[axis : rope.sections[axis] * 3 : 3] = axis
+    axes[rope.dim // 2 :] = 0  # they do not rotate
+    return axes
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:

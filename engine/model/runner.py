@@ -117,10 +117,10 @@ def tilewise(
         first, end = batch.query_starts[row], batch.query_starts[row + 1]
         offset = context - end  # position of token t is t + offset
         while first < end:
-            tile = (first + offset) // TILE
-            last = min(end, (tile + 1) * TILE - offset)
-            logits = forward(_tile(batch, kv.block_size, row, tile, first, last, offset), kv)
-            found.update((t, logits[t + offset - tile * TILE]) for t in range(first, last) if t in wanted)
+            start, stop = _bounds(batch, row, first + offset)
+            last = min(end, _next_start(batch, row, first + offset, stop) - offset)
+            logits = forward(_tile(batch, kv.block_size, row, range(start, stop), first, last, offset), kv)
+            found.update((t, logits[t + offset - start]) for t in range(first, last) if t in wanted)
             first = last
     order = [found[token] for token in batch.logits_at.tolist()]
     if order:
@@ -128,19 +128,33 @@ def tilewise(
     return torch.empty(0, 0, device=batch.positions.device)
 
 
-def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: int, offset: int) -> Batch:
+def _bounds(batch: Batch, row: int, position: int) -> tuple[int, int]:
+    """Returns the positions of the tile of a token: those of its image, if its tokens attend to each other."""
+    for at, start, end in batch.mutual:
+        if at == row and start <= position < end:
+            return start, end
+    start = position // TILE * TILE
+    return start, start + TILE
+
+
+def _next_start(batch: Batch, row: int, position: int, stop: int) -> int:
+    """Returns where such an image begins behind a position, if before `stop`, else that."""
+    return min([start for at, start, _ in batch.mutual if at == row and position < start < stop], default=stop)
+
+
+def _tile(batch: Batch, block_size: int, row: int, tile: range, first: int, last: int, offset: int) -> Batch:
     """Tokens [first, last) of `row` as part of a whole tile; the others of the tile write to the null block.
 
     Logits are computed at every token: the number of the head's rows is a shape too.
     """
     device = batch.positions.device
-    start = tile * TILE
+    start, stop = tile.start, tile.stop
     within = slice(first + offset - start, last + offset - start)
-    positions = torch.arange(start, start + TILE, device=device)
-    tokens = torch.zeros(TILE, dtype=torch.int64, device=device)
+    positions = torch.arange(start, stop, device=device)
+    tokens = torch.zeros(len(tile), dtype=torch.int64, device=device)
     slots = NULL_BLOCK * block_size + positions % block_size
     tokens[within], slots[within] = batch.token_ids[first:last], batch.slots[first:last]
-    blocks = -(-(start + TILE) // block_size)
+    blocks = -(-stop // block_size)
     table = torch.full((1, blocks), NULL_BLOCK, dtype=torch.int64, device=device)
     known = min(blocks, batch.block_tables.shape[1])
     table[0, :known] = batch.block_tables[row, :known]
@@ -149,7 +163,7 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
         windowed.append((table.clone(), slots.clone()))
         windowed[-1][0][0, :known] = tables[row, :known]
         windowed[-1][1][within] = written[first:last]
-    everywhere = torch.arange(TILE, device=device)
+    everywhere = torch.arange(len(tile), device=device)
     states, features = batch.states[row : row + 1], batch.features
     if features is not None:
         inside = (features.at >= first) & (features.at < last)
@@ -157,9 +171,16 @@ def _tile(batch: Batch, block_size: int, row: int, tile: int, first: int, last: 
     branches = None
     if batch.branches is not None and batch.branches.starts[row] < batch.context_lens[row]:
         branches = Branches(batch.branches.starts[row : row + 1], batch.branches.slots[row : row + 1])
+    last_keys = rotary = None
+    if batch.rotary is not None:
+        rotary = positions.repeat(3, 1)
+        rotary[:, within] = batch.rotary[:, first:last]
+    if batch.last_keys is not None and (row, start, stop) in batch.mutual:
+        last_keys = positions.index_put((everywhere[within],), batch.last_keys[first:last])
     return Batch(
-        tokens, positions, slots, (0, TILE), (start + TILE,), table, everywhere, False, states, within, features,
+        tokens, positions, slots, (0, len(tile)), (stop,), table, everywhere, False, states, within, features,
         windowed=tuple(windowed), branches=branches, adapters=batch.adapters[row : row + 1],
+        last_keys=last_keys, rotary=rotary,
     )  # fmt: skip
 
 

@@ -65,7 +65,7 @@ class Tokenizer:
         self._longest_control = max(map(len, self._control), default=0)
         self._marked = _alternatives(self._control)
         self._marked_special = _alternatives(text for text, id in self._control.items() if id in self._special)
-        self._image_id = self._control.get(IMAGE)
+        self.image_mark = IMAGE, IMAGE  # what the template writes for an image, and the text around it in its place
         self._nonce = secrets.token_hex(12)
         self._plain, self._alias_ids = self._without_control(data, added)
         self._bytes = _ByteReader(data.get("decoder"))
@@ -190,7 +190,7 @@ class Tokenizer:
         """`apply_chat_template`, for a prompt of at most `max_tokens`.
 
         A part `{"type": "image", "image": ImageInput}` of a message's content becomes the image's own tokens where the
-        template writes `<image>`.
+        template writes `image_mark`.
 
         Raises:
             ChatTemplateError: the model has no template, or the template refuses the messages, or leaves out an image.
@@ -205,15 +205,17 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             variables=variables,
         )
-        images = list(images_of(messages))
+        images, (mark, around) = list(images_of(messages)), self.image_mark
+        text = text.replace(mark, around) if images else text
         if not hidden:
             ids = self.encode(text, special=True, max_tokens=max_tokens)
-            return with_images(ids, self._image_id, images, max_tokens)
+            return with_images(ids, self._control.get(mark), images, max_tokens)
         text = self._replaced(self._marked, lambda match: self._alias(self._control[match.group()]), text)
         for placeholder, original in hidden.items():
             text = text.replace(placeholder, original)
         ids = self._ids(self._plain, text, max_tokens, len(self._alias(self.vocab_size)))
-        return with_images([self._alias_ids.get(id, id) for id in ids], self._image_id, images, max_tokens)
+        found = [self._alias_ids.get(id, id) for id in ids]
+        return with_images(found, self._control.get(mark), images, max_tokens)
 
     def _template(self, tools: list[dict[str, Any]] | None) -> ChatTemplate:
         if tools and "tool_use" in self._templates:

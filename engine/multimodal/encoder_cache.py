@@ -12,12 +12,25 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.request import SequenceState
-from engine.multimodal.image_input import FIRST_IMAGE_ID, has_images, image_tokens, key_of, lookup_keys, offset_of
-from engine.multimodal.vision_encoder import VisionEncoder
+from engine.core.step import Row
+from engine.multimodal.encoders import ImageEncoder
+from engine.multimodal.image_input import (
+    FIRST_IMAGE_ID,
+    columns_of,
+    has_images,
+    image_tokens,
+    key_of,
+    lookup_keys,
+    offset_of,
+)
+
+Ints = NDArray[np.int64]
 
 DECODE_SHARE = 0.35  # of a decode's time that encoding may take between two of them
 IDLE_S = 0.05  # of encoding between two looks at the mailbox, while nothing decodes
@@ -26,10 +39,12 @@ UNCLAIMED_S = 60.0  # that an image is kept before a sequence has it: that comes
 
 @dataclass(slots=True, eq=False)
 class _Image:
-    """One image. `rows`: the encoder's output, (features, hidden_size). `holders`: ids of sequences with it."""
+    """One image, of `tiles` tiles with `columns` squares each. `rows`: the encoder's output, (features, hidden_size).
+    `holders`: ids of sequences with it."""
 
     digest: bytes
     tiles: int
+    columns: int
     size: int
     pixels: bytes | None
     added_at: float
@@ -55,7 +70,7 @@ class EncoderCache:
 
     def __init__(
         self,
-        encoder: VisionEncoder | None = None,
+        encoder: ImageEncoder | None = None,
         capacity: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -75,7 +90,7 @@ class EncoderCache:
     # -- images and sequences
 
     def add(self, digest: bytes, tiles: int, size: int, pixels: bytes) -> None:
-        """Takes the pixels of an image, (tiles, size, size, 3) uint8, for a sequence that comes next."""
+        """Takes the pixels of an image, (tiles, size, width, 3) uint8, for a sequence that comes next."""
         now = self._clock()
         known = self._by_digest.get(digest)
         if known is not None:
@@ -86,7 +101,7 @@ class EncoderCache:
                 each.pixels = None
                 if each.rows is None:
                     self._forget(each)
-        image = self._by_digest[digest] = _Image(digest, tiles, size, pixels, now)
+        image = self._by_digest[digest] = _Image(digest, tiles, columns_of(tiles, size, len(pixels)), size, pixels, now)
         self._images.update(dict.fromkeys(lookup_keys(digest), image))
 
     def hold(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -157,6 +172,47 @@ class EncoderCache:
             first = at
         return torch.cat(parts)
 
+    def whole(self, seq: SequenceState, end: int) -> int:
+        """Returns where a chunk of a sequence, from its cursor to `end` at most, has to end: none ends within an image
+        whose tokens attend to each other. Where the cursor is within it or at its start, the chunk has all of it, be it
+        longer than was asked for."""
+        if self._encoder is None or not self._encoder.whole_tokens or end <= seq.cursor:
+            return end
+        for start, stop in seq.image_spans():
+            if start < end < stop:
+                return start if start > seq.cursor else stop
+        return end
+
+    def mutual(self, seq: SequenceState, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns the spans of images whose tokens attend to each other, and are among positions [start, end)."""
+        if self._encoder is None or not self._encoder.whole_tokens:
+            return []
+        return [span for span in seq.image_spans() if span[0] < end and start < span[1]]
+
+    def rotary(self, rows: Sequence[Row], positions: Ints, starts: Sequence[int]) -> Ints | None:
+        """Returns the positions by which tokens rotate in a model whose images have rows and columns in the text model
+        (M-RoPE, Qwen2-VL section 2.1): (3, tokens), by frame, row and column; None where no sequence has an image.
+
+        An image begins at one position, the next token comes after its longer edge, and text counts on from there: so
+        they depend on the tokens before alone. `positions` (tokens,) are those in the sequences, `starts` where each
+        row's begin.
+        """
+        if self._encoder is None or not self._encoder.planar or not any(row.seq.image_spans() for row in rows):
+            return None
+        out = np.repeat(positions[None], 3, 0)
+        for at, row in enumerate(rows):
+            own, found, shift = positions[starts[at] : starts[at + 1]], out[:, starts[at] : starts[at + 1]], 0
+            for start, end in row.seq.image_spans():
+                first, image = row.seq.tokens[start], self._images[key_of(row.seq.tokens[start])]
+                within = (own >= start) & (own < end)
+                places = own[within] - start + offset_of(first)
+                found[:, within] = start + shift
+                found[1, within] += places // image.columns
+                found[2, within] += places % image.columns
+                shift += max(image.tiles, image.columns) - (end - start)
+                found[:, own >= end] = own[own >= end] + shift
+        return out
+
     # -- the encoder's steps
 
     @property
@@ -182,12 +238,12 @@ class EncoderCache:
 
     # -- parts
 
-    def _unit(self, encoder: VisionEncoder, image: _Image) -> None:
+    def _unit(self, encoder: ImageEncoder, image: _Image) -> None:
         """Runs the next unit of an image, the first of the queue."""
         if self._run is None:
             assert image.pixels is not None, "no sequence has the image any more"
             pixels = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8)
-            self._run = encoder.encode(pixels.view(image.tiles, image.size, image.size, 3))
+            self._run = encoder.encode(pixels.view(image.tiles, image.size, -1, 3))
         try:
             next(self._run)
         except StopIteration as done:
@@ -215,7 +271,8 @@ class EncoderCache:
 
     def _nbytes(self, image: _Image) -> int:
         assert self._encoder is not None
-        return image.tiles * self._encoder.features * self._encoder.hidden_size * self._encoder.dtype.itemsize
+        squares = image.tiles * image.columns
+        return squares * self._encoder.features * self._encoder.hidden_size * self._encoder.dtype.itemsize
 
     def _dequeue(self, image: _Image) -> None:
         if image in self._queue:

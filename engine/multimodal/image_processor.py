@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import CheckpointError, InvalidImage
-from engine.model.loader import Json, read_json
+from engine.errors import InvalidImage
+from engine.model.loader import Json
 from engine.multimodal.image_input import MAX_IMAGE_TOKENS, ImageInput, image_digest, placeholder
+from engine.multimodal.processor_config import channels, read_settings, refused
 from engine.multimodal.prompt_images import IMAGE
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MAX_SIDE = 4096  # pixels that no scaled edge exceeds
 MAX_TILES = 6  # a side: the tokenizer's marks `<row_i_col_j>` end there
 _PROCESSORS = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
+_STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb", "do_pad")
 FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
 
 
@@ -44,6 +46,13 @@ class ImageProcessor:
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    mark: str = IMAGE
+    around: str = IMAGE
+    whole: bool = False
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        return {IMAGE: self.image_token_id}
 
     @classmethod
     def load(cls, path: Path, config: Json) -> ImageProcessor:
@@ -52,27 +61,19 @@ class ImageProcessor:
         Raises:
             CheckpointError: its files are missing, or of a processor that is not supported.
         """
-        own = read_json(path / "processor_config.json", required=False)
-        nested = own.get("image_processor")
-        given = nested if isinstance(nested, dict) else read_json(path / "preprocessor_config.json")
-        kind = str(given.get("image_processor_type", _PROCESSORS[0]))
-        if not kind.startswith(_PROCESSORS):
-            raise _refused("image_processor_type", kind, " or ".join(_PROCESSORS))
-        for field in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb", "do_pad"):
-            if given.get(field, True) is not True:
-                raise _refused(field, given[field], "true")
+        own, given = read_settings(path, _PROCESSORS, _STEPS, nulls=False)
         vision = config.get("vision_config") or {}
         tile = _longest_edge(given, "max_image_size", 364)
         patch, shuffle = vision.get("patch_size", 32), config.get("scale_factor", 2)
         if tile % patch or tile // patch % shuffle:
-            raise _refused("max_image_size", tile, f"a multiple of {patch * shuffle}, patches of the pixel shuffle")
+            raise refused("max_image_size", tile, f"a multiple of {patch * shuffle}, patches of the pixel shuffle")
         features = (tile // patch // shuffle) ** 2
         if own.get("image_seq_len", features) != features:
-            raise _refused("image_seq_len", own["image_seq_len"], f"{features}, by config.json")
+            raise refused("image_seq_len", own["image_seq_len"], f"{features}, by config.json")
         return cls(
             _longest_edge(given, "size", 4 * 364), tile, bool(given.get("do_image_splitting", True)), features,
             int(config.get("image_token_id", 128_257)), int(given.get("resample", 1)),
-            float(given.get("rescale_factor", 1 / 255)), _channels(given, "image_mean"), _channels(given, "image_std"),
+            float(given.get("rescale_factor", 1 / 255)), channels(given, "image_mean"), channels(given, "image_std"),
         )  # fmt: skip
 
     def process(self, image: Image, encode: Callable[[str], list[int]], *, split: bool = True) -> ImageInput:
@@ -163,16 +164,5 @@ def _longest_edge(given: Json, field: str, default: int) -> int:
     value = given.get(field)
     edge = default if value is None else value.get("longest_edge") if isinstance(value, dict) else None
     if not isinstance(edge, int) or isinstance(edge, bool) or edge < 1:
-        raise _refused(field, value, '{"longest_edge": pixels}')
+        raise refused(field, value, '{"longest_edge": pixels}')
     return edge
-
-
-def _channels(given: Json, field: str) -> tuple[float, ...]:
-    value = given.get(field, [0.5] * 3)
-    if not isinstance(value, list) or len(value) != 3:
-        raise _refused(field, value, "three numbers, for red, green and blue")
-    return tuple(map(float, value))
-
-
-def _refused(field: str, value: object, accepted: str) -> CheckpointError:
-    return CheckpointError(f"The image processor's {field} is {value!r}; supported: {accepted}.")

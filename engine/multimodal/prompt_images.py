@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.errors import ChatTemplateError, ContextLengthExceeded
-from engine.multimodal.image_input import ImageInput
+from engine.errors import ChatTemplateError, ContextLengthExceeded, InvalidParameter
+from engine.multimodal.image_input import ImageInput, ImageSpans, offset_of
 
 IMAGE = "<image>"  # as templates write it, once for each image
 
@@ -50,3 +50,18 @@ def with_images(
             f"them of {len(images)} images; accepted: at most {max_tokens - 1}, as an answer needs some."
         )
     return whole
+
+
+def check_whole(tokens: Sequence[int], features: int) -> None:
+    """Checks the images among the tokens of a model whose images have `features` tokens each, which attend to each
+    other: a part of one would be another thing than in the whole.
+
+    Raises:
+        InvalidParameter: there is a part of one.
+    """
+    for start, end in ImageSpans().among(tokens):
+        if offset_of(tokens[start]) or end - start != features:
+            raise InvalidParameter(
+                "tokens", f"tokens {start} to {end - 1} are a part of an image, whose tokens attend to each other in "
+                f"this model; accepted: all {features} of an image, or none.",
+            )  # fmt: skip

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from engine.model.layers import ACTIVATIONS
 from engine.model.loader import Weights
 from engine.model.model_spec import VisionSpec, WeightNames
+from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
 from engine.multimodal.image_processor import ImageProcessor
 
 ROWS = 64  # patches of a unit on a CPU
@@ -24,7 +25,7 @@ TILES = 4  # of a unit on a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class _Affine:
+class Affine:
     """A weight and a bias, of a linear layer or a norm."""
 
     weight: Tensor
@@ -39,12 +40,12 @@ class _Affine:
 
 @dataclass(frozen=True, slots=True)
 class _EncoderLayer:
-    attention_norm: _Affine
-    qkv: _Affine
-    out: _Affine
-    mlp_norm: _Affine
-    up: _Affine
-    down: _Affine
+    attention_norm: Affine
+    qkv: Affine
+    out: Affine
+    mlp_norm: Affine
+    up: Affine
+    down: Affine
 
 
 class VisionEncoder:
@@ -59,30 +60,31 @@ class VisionEncoder:
         spec: VisionSpec,
         names: WeightNames,
         weights: Weights,
-        processor: ImageProcessor,
+        processor: ImageProcessor | Gemma3ImageProcessor,
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.spec, self.device, self.dtype, self.hidden_size = spec, device, dtype, hidden_size
-        self.features = processor.features  # rows of a tile
+        self.features, self.planar = processor.features, False  # rows of a tile
         self._side = processor.tile // spec.patch_size  # patches
         self._activation = ACTIVATIONS[spec.activation]
         self._scale = processor.scale
         self._mean = torch.tensor(processor.mean, device=device)
         self._std = torch.tensor(processor.std, device=device)
-        self._weights, self._root = weights, names.vision
+        self.whole_tokens = spec.whole_tokens
+        self._weights = weights
+        self._root = self._root_of(names.vision)
         width, patch, places = spec.hidden_size, spec.patch_size, (spec.image_size // spec.patch_size) ** 2
-        self._patches = _Affine(
+        self._patches = Affine(
             self._take("embeddings.patch_embedding.weight", width, 3, patch, patch).flatten(1),
             self._take("embeddings.patch_embedding.bias", width),
         )
         table = self._take("embeddings.position_embedding.weight", places, width)
-        self._positions = table[_positions(self._side, spec.image_size // patch).to(device)]
+        self._positions = table[self._places(spec.image_size // patch).to(device)]
         self._layers = [self._layer(f"encoder.layers.{index}.") for index in range(spec.layers)]
         self._norm = self._affine("post_layernorm", width)
-        joined = width * spec.pixel_shuffle**2
-        self._projection = weights.take(f"{names.connector}.weight", (hidden_size, joined)).to(device, dtype)
+        self._read_connector(names.connector)
         del self._weights
 
     def encode(self, pixels: Tensor) -> Generator[None, None, Tensor]:
@@ -136,18 +138,31 @@ class VisionEncoder:
         squares = x.view(len(x), side // shuffle, shuffle, side // shuffle, shuffle, -1).transpose(2, 3)
         return F.linear(squares.reshape(len(x) * self.features, -1), self._projection)
 
+    def _root_of(self, root: str) -> str:
+        """Returns what the names of the encoder's weights begin with."""
+        return root
+
+    def _places(self, trained: int) -> Tensor:
+        """Returns the learned position of each patch of a tile, of `trained` a side: (patches,)."""
+        return _positions(self._side, trained)
+
+    def _read_connector(self, name: str) -> None:
+        joined = self.spec.hidden_size * self.spec.pixel_shuffle**2
+        found = self._weights.take(f"{name}.weight", (self.hidden_size, joined))
+        self._projection = found.to(self.device, self.dtype)
+
     def _layer(self, name: str) -> _EncoderLayer:
         width, inner = self.spec.hidden_size, self.spec.intermediate_size
         parts = [self._affine(f"{name}self_attn.{part}_proj", width, width) for part in "qkv"]
-        qkv = _Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
+        qkv = Affine(torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts]))
         return _EncoderLayer(
             self._affine(f"{name}layer_norm1", width), qkv, self._affine(f"{name}self_attn.out_proj", width, width),
             self._affine(f"{name}layer_norm2", width), self._affine(f"{name}mlp.fc1", inner, width),
             self._affine(f"{name}mlp.fc2", width, inner),
         )  # fmt: skip
 
-    def _affine(self, name: str, *shape: int) -> _Affine:
-        return _Affine(self._take(f"{name}.weight", *shape), self._take(f"{name}.bias", shape[0]))
+    def _affine(self, name: str, *shape: int) -> Affine:
+        return Affine(self._take(f"{name}.weight", *shape), self._take(f"{name}.bias", shape[0]))
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(f"{self._root}{name}", shape).to(self.device, self.dtype)

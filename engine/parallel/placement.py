@@ -246,6 +246,6 @@ def _unsupported(spec: ModelSpec, names: WeightNames) -> str:
         "short convolutions": bool(spec.conv_layers),
         "layers that differ in their keys and values": spec.uneven_kv,
         "inputs for each layer": spec.per_layer_input is not None,
-        "a vision encoder": spec.vision is not None,
+        "a vision encoder": spec.vision is not None and not spec.vision.optional,
     }
     return next((part for part, there in parts.items() if there), "")

@@ -97,7 +97,7 @@ class MTPLayer:
         return self.norm(x)
 
     def _joined(self, batch: Batch, states: Tensor) -> Tensor:
-        embedded = self.embedding_norm(self.model.embed(batch.token_ids))
+        embedded = self.embedding_norm(self.model.embed(batch.token_ids, batch.features))
         return self.projection(torch.cat([embedded, self.state_norm(states)], -1))
 
     def logits(self, states: Tensor) -> Tensor:
@@ -132,6 +132,7 @@ class MTP(Proposer):
     rows: int
     # by sequence, the one that ran last at the end: a position, and the states from there on
     _kept: OrderedDict[int, tuple[int, Tensor]] = field(default_factory=OrderedDict)
+    _shifts: dict[int, int] = field(default_factory=dict)  # of those with images: of the positions that ropes rotate by
 
     @classmethod
     def of(cls, layer: MTPLayer, kv: KVCache, config: EngineConfig, blocks: int) -> MTP:
@@ -148,8 +149,10 @@ class MTP(Proposer):
             newest = 1 + len(row.draft)  # those of a draft may all be right
             self._kept[row.seq.id] = row.end - 1, states[end - newest : end].clone()
             self._kept.move_to_end(row.seq.id)
+            if batch.rotary is not None:
+                self._shifts[row.seq.id] = int(batch.rotary[0, end - 1]) - (row.end - 1 + len(row.draft))
         while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+            self._shifts.pop(self._kept.popitem(last=False)[0], None)
         self.layer.write(batch, before, self.kv)
 
     @torch.inference_mode()
@@ -172,6 +175,7 @@ class MTP(Proposer):
 
     def forget(self, seq: SequenceState) -> None:
         self._kept.pop(seq.id, None)
+        self._shifts.pop(seq.id, None)
 
     def _state(self, seq: SequenceState, position: int) -> Tensor | None:
         """Returns the model's state at a position of a sequence, (hidden,), if it is at hand."""
@@ -203,7 +207,10 @@ class MTP(Proposer):
         size, device = self.kv.block_size, self.kv.device
         positions = [len(each.seq) - 1 + len(each.tokens) for each in drafting]
         slots = [each.table[at // size] * size + at % size for each, at in zip(drafting, positions, strict=True)]
-        width = max(len(each.table) for each in drafting)
+        width, rotary = max(len(each.table) for each in drafting), None
+        if self._shifts:
+            turned = [at + self._shifts.get(each.seq.id, 0) for each, at in zip(drafting, positions, strict=True)]
+            rotary = torch.tensor([turned] * 3, device=device)
         tables = [each.table + [NULL_BLOCK] * (width - len(each.table)) for each in drafting]
         return Batch(
             torch.tensor([each.tokens[-1] if each.tokens else each.seq.tokens[-1] for each in drafting], device=device),
@@ -214,4 +221,5 @@ class MTP(Proposer):
             torch.tensor(tables, device=device),
             torch.arange(0, device=device),
             first_key=1,  # no state comes before a sequence's first token
+            rotary=rotary,
         )

@@ -1,6 +1,7 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3 Nano (NVIDIA 2025): each layer is Mamba-2, attention, an MLP or experts.
 
-Attention has no positions. MLPs and experts have no gate: a squared ReLU is between their two projections. Heads for
+Attention has no positions. MLPs and experts have no gate: a squared ReLU is between their two projections. Experts may
+read and return a smaller projection of the hidden states (`moe_latent_size`, Nemotron 3 Super and Ultra). Heads for
 several tokens (`mtp.`) are left alone. A time step is held to `time_step_limit`, as in the models' own code:
 transformers 5.23 takes `time_step_min`, which is of the initialisation, for the lower limit (its pull request 48989).
 """
@@ -114,13 +115,13 @@ def _time_steps(config: Json) -> tuple[float, float]:
 
 def _with_experts(plain: ModelSpec, config: Json, layers: tuple[int, ...]) -> ModelSpec:
     """Returns the model with experts in `layers`, routed as DeepSeek-V3's, and a shared one. Raises CheckpointError."""
-    must_be(config, "moe_latent_size")
     must_be(config, "mlp_bias", False)
     must_be(config, "n_shared_experts", 1)
     made = with_sigmoid_experts(plain, config, 7688, layers, scaling=1.0, count=8, per_token=2)
     assert made.experts is not None, "it is a mixture"
     shared = integer(config, "moe_shared_expert_intermediate_size", 7688)
-    return replace(made, experts=replace(made.experts, shared_size=shared))
+    latent = 0 if config.get("moe_latent_size") is None else integer(config, "moe_latent_size")
+    return replace(made, experts=replace(made.experts, shared_size=shared, latent_size=latent))
 
 
 def names(config: Json) -> WeightNames:

@@ -1,19 +1,20 @@
 """Qwen3-Next, and Qwen3.5 dense and with experts: Gated DeltaNet in most layers, gated attention in the others.
 
 A quarter of each attending head rotates; norms are stored less one. Beside the experts is one that every token takes.
-The text part of a Qwen3.5 checkpoint with vision is run, its images are not. The layer of multi-token prediction
-(`mtp.`) is no part of the model: it proposes drafts (`engine.speculation.mtp`).
+A Qwen3.5 checkpoint with vision reads images, whose tokens rotate by row and column. The layer of multi-token
+prediction (`mtp.`) is no part of the model: it proposes drafts (`engine.speculation.mtp`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from engine.errors import CheckpointError
 from engine.families.family import Family
-from engine.families.reading import activation, flag, integer, must_be, refuse, rope, shape
+from engine.families.reading import activation, flag, integer, must_be, number, refuse, rope, shape
 from engine.model.loader import Json
-from engine.model.model_spec import Experts, GatedDelta, ModelSpec, WeightNames
+from engine.model.model_spec import Experts, GatedDelta, GridVisionSpec, ModelSpec, WeightNames
 
 KINDS = ("linear_attention", "full_attention")
 OTHER_PARTS = ("mtp.", "model.visual.")
@@ -120,25 +121,69 @@ def _text(config: Json) -> Json:
     return {"tie_word_embeddings": config.get("tie_word_embeddings", False), **text}
 
 
-def dense_text(config: Json) -> ModelSpec:
-    """ModelSpec of the text part of a Qwen3.5 config.json with vision. Raises CheckpointError."""
-    return dense(_text(config))
+def dense_with_vision(config: Json) -> ModelSpec:
+    """ModelSpec of a Qwen3.5 config.json with vision. Raises CheckpointError."""
+    return _with_vision(dense(_text(config)), config)
 
 
-def mixture_text(config: Json) -> ModelSpec:
-    """ModelSpec of the text part of a Qwen3.5 config.json with vision and experts. Raises CheckpointError."""
-    return mixture(_text(config))
+def mixture_with_vision(config: Json) -> ModelSpec:
+    """ModelSpec of a Qwen3.5 config.json with vision and experts. Raises CheckpointError."""
+    return _with_vision(mixture(_text(config)), config)
+
+
+def _with_vision(text: ModelSpec, config: Json) -> ModelSpec:
+    """Adds the encoder, where there is one and a token of the vocabulary stands for its rows."""
+    vision, token = config.get("vision_config"), integer(config, "image_token_id", 248_056)
+    if not vision or token >= text.vocab_size:
+        return text
+    must_be(vision, "in_channels", 3)
+    must_be(vision, "out_hidden_size", text.hidden_size)
+    must_be(vision, "deepstack_visual_indexes", [])
+    hidden, heads = integer(vision, "hidden_size", 1152), integer(vision, "num_heads", 16)
+    if hidden % (4 * heads):
+        raise refuse("vision_config.num_heads", heads, f"heads of a multiple of 4 numbers, of hidden_size = {hidden}")
+    places = integer(vision, "num_position_embeddings", 2304)
+    if math.isqrt(places) ** 2 != places:
+        raise refuse("vision_config.num_position_embeddings", places, "those of a square")
+    rotary = vision.get("rope_parameters") or {}
+    must_be(rotary, "rope_type", "axial")
+    encoder = GridVisionSpec(
+        hidden_size=hidden,
+        layers=integer(vision, "depth", 27),
+        heads=heads,
+        intermediate_size=integer(vision, "intermediate_size", 4304),
+        patch_size=integer(vision, "patch_size", 16),
+        frames=integer(vision, "temporal_patch_size", 2),
+        merge=integer(vision, "spatial_merge_size", 2),
+        positions=places,
+        image_token_id=token,
+        activation=activation(vision, "hidden_act", default="gelu_pytorch_tanh"),
+        theta=number(rotary, "rope_theta", 10_000.0),
+    )
+    sections = _sections(_text(config))
+    ropes = tuple(None if rope is None else replace(rope, sections=sections) for rope in text.ropes)
+    return replace(text, vision=encoder, ropes=ropes)
+
+
+def _sections(config: Json) -> tuple[int, ...]:
+    """Reads how many pairs rotate by frame, row and column."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    must_be(parameters, "mrope_interleaved", True)
+    sections = parameters.get("mrope_section", [11, 11, 10])
+    if not isinstance(sections, list) or len(sections) != 3 or not all(isinstance(each, int) for each in sections):
+        raise refuse("mrope_section", sections, "three numbers of pairs, for frame, row and column")
+    return tuple(sections)
 
 
 def names_with_vision(config: Json) -> WeightNames:
     """The text model lies under a root of its own."""
-    return replace(names(config), root="model.language_model.")
+    return replace(names(config), root="model.language_model.", vision="model.visual.")
 
 
 FAMILIES = (
     Family("qwen3_5_text", ("Qwen3_5ForCausalLM",), dense, names),
     Family("qwen3_5_moe_text", ("Qwen3_5MoeForCausalLM",), mixture, names),
     Family("qwen3_next", ("Qwen3NextForCausalLM",), qwen3_next, names),
-    Family("qwen3_5", ("Qwen3_5ForConditionalGeneration",), dense_text, names_with_vision),
-    Family("qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration",), mixture_text, names_with_vision),
+    Family("qwen3_5", ("Qwen3_5ForConditionalGeneration",), dense_with_vision, names_with_vision, sees=True),
+    Family("qwen3_5_moe", ("Qwen3_5MoeForConditionalGeneration",), mixture_with_vision, names_with_vision, sees=True),
 )

@@ -50,7 +50,7 @@ class Task {
 
   // All tiles of one K/V head, one after the other: the values are packed once for all of them.
   void run() {
-    const int64_t end = (last_ - 1 + offset_) / kChunk + 1, tokens = tile_tokens(a_);
+    const int64_t end = end_of(first_, last_), tokens = tile_tokens(a_);
     reserve(1, end - begin_);
     packed_until_ = begin_;
     for (int64_t token = first_; token < last_; token += tokens)
@@ -127,6 +127,13 @@ class Task {
     return a_.window ? std::max<int64_t>(0, token + offset_ - a_.window + 1) / kChunk : 0;
   }
 
+  // The chunks up to the last that one of the tokens sees.
+  int64_t end_of(int64_t from, int64_t to) const {
+    int64_t last = to - 1 + offset_;
+    for (int64_t token = from; a_.last_keys && token < to; ++token) last = std::max(last, a_.last_keys[token]);
+    return last / kChunk + 1;
+  }
+
   // The heads of the cache, K/V head 0 of each place, that are the chunk's keys and values; -1 past the context.
   const int64_t* find(int64_t chunk) {
     int64_t* places = places_;
@@ -159,10 +166,10 @@ class Task {
     alignas(64) int32_t last_key[kColumns], first_key[kColumns];
     for (int c = 0; c < kColumns; ++c) {
       const int64_t position = c < columns ? from + c / heads + offset_ : from + offset_;
-      last_key[c] = static_cast<int32_t>(position);
+      last_key[c] = static_cast<int32_t>(a_.last_keys ? a_.last_keys[position - offset_] : position);
       first_key[c] = static_cast<int32_t>(a_.window ? std::max<int64_t>(0, position - a_.window + 1) : 0);
     }
-    const int64_t end = (to - 1 + offset_) / kChunk + 1;
+    const int64_t end = end_of(from, to);
     return {from,    to,
             head,    heads,
             chunk_of_first(from), end,

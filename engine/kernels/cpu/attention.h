@@ -46,6 +46,7 @@ struct Attention {
   float scale;
   bf16* out;  // packed rows of width heads * width
   Branches branches;
+  const int64_t* last_keys;  // (tokens,) the last position that each sees, within the row's context; null: its own
 };
 
 void attend(const Attention& attention, int threads);

@@ -53,7 +53,7 @@ class StepStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("layer_tables", "layer_slots")),
         *((name, ctypes.c_void_p) for name in ("branch_starts", "branch_slots")),
         ("branch_stride", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("adapters", "updates")),
+        *((name, ctypes.c_void_p) for name in ("adapters", "updates", "last_keys")),
     ]
 
 

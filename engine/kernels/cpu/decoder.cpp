@@ -54,6 +54,7 @@ struct Step {
   Branches branches;
   const int64_t* adapters;  // of each token, -1 for none; null where no token has one
   const Updates* updates;   // (adapters, layers, 4): of qkv, o, gate_up and down
+  const int64_t* last_keys;  // as Attention has them
 };
 
 // A gated MLP of a mixture.
@@ -140,7 +141,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
     place(rows, tokens, heads, slots, cache, threads);
     attend({rows, joined, cache, step.block_size, model.heads, model.kv_heads, model.width, tables,
             step.table_stride, step.rows, step.starts, step.contexts, layer.window, model.scale, packed,
-            step.branches},
+            step.branches, step.last_keys},
            threads);
   }
   const auto add = [&](const bf16* from, const Weight& weight, Place place, const float* post) {

@@ -31,7 +31,7 @@ def widened(codes, like, fp8: tl.constexpr):
 
 @triton.jit
 def _tiles(
-    total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+    total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
     low, high, end_key, factor, softcap, window,
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
@@ -69,7 +69,7 @@ def _tiles(
             scores = 2.0 * tl.sigmoid(2.0 * factor * scores) - 1.0
             sharpness = softcap
         if masked:
-            seen = (key[None, :] <= at_query[:, None]) & known[None, :]
+            seen = (key[None, :] <= last_key[:, None]) & known[None, :]
             if windowed:
                 seen &= key[None, :] > at_query[:, None] - window
             scores = tl.where(seen, scores, float("-inf"))
@@ -96,7 +96,7 @@ def _tiles(
 @triton.jit
 def attend_kernel(
     out, parts, part_weights, query, keys, values, key_scales, value_scales,
-    pieces, order, positions, tables,
+    pieces, order, positions, last_keys, tables,
     factor, softcap, window,
     query_stride, out_stride,
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
@@ -122,6 +122,7 @@ def attend_kernel(
     there = nth < count
     token = tl.load(order + first_query + nth, mask=there, other=0)
     at_query = tl.load(positions + token, mask=there, other=-1)
+    last_key = tl.load(last_keys + token, mask=there, other=-1)  # its position, or later: of an image's tokens
     heads = head * group + of_group
     component = tl.arange(0, padded)
     place = token.to(tl.int64)[:, None] * query_stride + heads[:, None] * width + component[None, :]
@@ -132,7 +133,7 @@ def attend_kernel(
     largest = tl.full([rows], float("-inf"), dtype=tl.float32)
     weight = tl.zeros([rows], dtype=tl.float32)
     # every query of the piece sees all keys from `clear_from` to `clear_to`: between them no mask is needed
-    nearest = tl.min(tl.where(there, at_query, 2147483647), 0)
+    nearest = tl.min(tl.where(there, last_key, 2147483647), 0)
     clear_to = tl.minimum(nearest + 1, end_key)
     clear_from = first_key
     if windowed:
@@ -141,7 +142,7 @@ def attend_kernel(
         clear_from = first_key + tl.cdiv(clear_from - first_key, tile) * tile
         clear_from = tl.minimum(clear_from, end_key)
         total, largest, weight = _tiles(
-            total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+            total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
             first_key, clear_from, end_key, factor, softcap, window,
             block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
             block_size, width, padded, tile, True, windowed, capped, quantized, fp8, branched, stages,
@@ -149,13 +150,13 @@ def attend_kernel(
         clear_to = tl.maximum(clear_to, clear_from)
     clear_to = clear_from + tl.maximum(clear_to - clear_from, 0) // tile * tile
     total, largest, weight = _tiles(
-        total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+        total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
         clear_from, clear_to, end_key, factor, softcap, window,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
         block_size, width, padded, tile, False, windowed, capped, quantized, fp8, branched, stages,
     )  # fmt: skip
     total, largest, weight = _tiles(
-        total, largest, weight, q, at_query, keys, values, key_scales, value_scales, table, head,
+        total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
         clear_to, end_key, end_key, factor, softcap, window,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
         block_size, width, padded, tile, True, windowed, capped, quantized, fp8, branched, stages,
@@ -290,7 +291,7 @@ def _variant(
     types = {
         "out": f"*{dtype}", "parts": "*fp32", "part_weights": "*fp32", "query": f"*{dtype}",
         "keys": f"*{codes or dtype}", "values": f"*{codes or dtype}",
-        "pieces": "*i32", "order": "*i32", "positions": "*i32", "tables": "*i32",
+        "pieces": "*i32", "order": "*i32", "positions": "*i32", "last_keys": "*i32", "tables": "*i32",
         "factor": "fp32", "softcap": "fp32", "window": "i32",
         "query_stride": "i32", "out_stride": "i32",
         "block_stride": "i32", "token_stride": "i32", "head_stride": "i32",

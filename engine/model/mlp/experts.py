@@ -82,6 +82,7 @@ class RoutedExperts:
     shared: Expert | None = None  # runs beside the experts
     shared_gate: Tensor | None = None  # (1, hidden) float32
     run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
+    latents: tuple[Linear, Linear] | None = None  # from the hidden states to what experts read and return, and back
 
 
 def run_experts(
@@ -102,6 +103,13 @@ def run_experts(
     order = chosen.flatten().argsort(stable=True)
     tokens, weights = order // of.per_token, weights.flatten()[order]
     counts, every = chosen.flatten().bincount(minlength=of.count), layer.experts
+    if layer.latents is not None:
+        into, back = layer.latents
+        rows = into(x)
+        sums = torch.zeros(rows.shape, device=x.device)
+        add_experts(sums, every, counts.tolist(), rows, tokens, weights, tokens, run, by_row=by_row)
+        made = back(sums.to(x.dtype))
+        return made if layer.shared is None else made.add_(_by_rows(run, x, layer.shared, by_row=by_row))
     if layer.shared is not None:
         every, counts = (*every, layer.shared), F.pad(counts, (0, 1), value=len(x))
         tokens = torch.cat([tokens, torch.arange(len(x), device=x.device)])
@@ -115,6 +123,11 @@ def run_experts(
         return (out.index_add_(0, sums, made) if of.scaled_inputs else made).to(x.dtype)
     add_experts(out, every, counts.tolist(), rows, tokens, weights, sums, run, by_row=by_row)
     return out.to(x.dtype)
+
+
+def _by_rows(run: Callable[[Tensor, Expert], Tensor], x: Tensor, expert: Expert, *, by_row: bool) -> Tensor:
+    """Returns an expert's output for all of `x`, row `by_row` where sums must not depend on their number."""
+    return torch.cat([run(row, expert) for row in x.split(1)]) if by_row else run(x, expert)
 
 
 def chosen_experts(of: Experts, layer: RoutedExperts, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +185,13 @@ def read_mixture(read: ProjectionReader, spec: ModelSpec, names: WeightNames, pr
         beside=BesideMLP.read(read, names, prefix, hidden) if experts.beside_mlp else None,
         shared=_expert(read, spec, names, shared, experts.shared_size) if experts.shared_size else None,
         shared_gate=read.exact(f"{prefix}{names.shared_gate}.weight", 1, hidden) if experts.shared_gate else None,
+        latents=_latents(read, names, prefix, hidden, experts.latent_size) if experts.latent_size else None,
     )
+
+
+def _latents(read: ProjectionReader, names: WeightNames, prefix: str, hidden: int, size: int) -> tuple[Linear, Linear]:
+    into, back = (f"{prefix}{name}" for name in names.expert_latents)
+    return read.linear(into, size, hidden), read.linear(back, hidden, size)
 
 
 def _experts(
@@ -183,6 +202,10 @@ def _experts(
     if names.joined_experts is not None:
         return _joined(read, spec, prefix, names.joined_experts, experts)
     stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
+    if (size := experts.latent_size) and not spec.gated_mlp:
+        (opened,), width = names.expert_gate_up, experts.intermediate_size
+        both = ((read.linear(f"{stem}{opened}", width, size), f"{stem}{names.expert_down}") for stem in stems)
+        return tuple(Expert(up, read.linear(down, size, width)) for up, down in both)
     return tuple(_expert(read, spec, names, stem, experts.intermediate_size) for stem in stems)
 
 

@@ -32,12 +32,12 @@ _MODELS = {
     "qwen2": "Qwen 2, 2.5",
     "qwen3": "Qwen 3",
     "qwen3_5_text": "Qwen3.5, dense, without vision",
-    "qwen3_5": "Qwen3.5, dense: the text",
+    "qwen3_5": "Qwen3.5, dense, with images",
     "qwen3_5_moe_text": "Qwen3.5 with experts, without vision",
-    "qwen3_5_moe": "Qwen3.5 with experts: the text",
+    "qwen3_5_moe": "Qwen3.5 with experts, with images",
     "granitemoehybrid": "Granite 4, hybrid",
     "falcon_h1": "Falcon-H1",
-    "nemotron_h": "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
+    "nemotron_h": "Nemotron-H, Nemotron Nano 2, Nemotron 3",
     "qwen3_next": "Qwen3-Next-80B-A3B",
     "qwen3_moe": "Qwen3-30B-A3B, Qwen3-Coder",
     "smollm3": "SmolLM 3",
@@ -45,7 +45,7 @@ _MODELS = {
     "gemma": "Gemma 1",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, 270M and 1B",
-    "gemma3": "Gemma 3 with vision: the text",
+    "gemma3": "Gemma 3, 4B, 12B and 27B, with images",
     "gemma4_text": "Gemma 4, without vision and audio",
     "gemma4": "Gemma 4, E2B, E4B, 26B-A4B and 31B: the text",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
@@ -97,7 +97,9 @@ def specs(family: Family) -> list[ModelSpec]:
 
 def on_cpu(spec: ModelSpec) -> str:
     if spec.experts is not None:
-        spec = replace(spec, experts=replace(spec.experts, intermediate_size=64, shared_size=64))
+        latent = 64 if spec.experts.latent_size else 0
+        widened = replace(spec.experts, intermediate_size=64, shared_size=64, latent_size=latent)
+        spec = replace(spec, experts=widened)
     if spec.latent is not None:
         spec = replace(spec, latent=replace(spec.latent, query_rank=64, value_dim=64))
     if spec.global_heads is not None:

@@ -353,6 +353,17 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
             "routed_scaling_factor": 1.7,
         },
     ),
+    "nemotron_h_latent": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {
+            **ALONE,
+            "hybrid_override_pattern": "ME*E",
+            "time_step_limit": [0.0, float("inf")],
+            "moe_latent_size": 20,
+            "n_group": 2,
+        },
+    ),
     "qwen3_next": (
         "Qwen3NextConfig",
         "Qwen3NextForCausalLM",

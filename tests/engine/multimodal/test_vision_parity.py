@@ -141,7 +141,7 @@ def test_units_leave_no_trace_in_the_bits(models: dict[str, tuple[Any, Path]], m
     config = read_json(path / "config.json")
     family, processor = family_of(config), ImageProcessor.load(path, config)
     spec, names = family.spec(config), family.names(config)
-    assert spec.vision is not None
+    assert isinstance(spec.vision, VisionSpec)
     encoder = VisionEncoder(
         spec.vision, names, SafetensorsWeights(path), processor, spec.hidden_size, torch.float32, torch.device("cpu")
     )
@@ -198,7 +198,7 @@ def test_dropping_a_feature_of_the_encoder_breaks_parity(
     config = read_json(path / "config.json")
     family, processor = family_of(config), ImageProcessor.load(path, config)
     vision = family.spec(config).vision
-    assert vision is not None
+    assert isinstance(vision, VisionSpec)
     size = (1, seeing.TILE, seeing.TILE, 3)
     pixels = torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     features = model.model.get_image_features(_normalised(pixels)[None]).pooler_output[0]

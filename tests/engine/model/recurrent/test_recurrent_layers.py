@@ -213,7 +213,11 @@ def test_a_random_configuration_equals_transformers(tmp_path: Path, seed: int, d
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "MM-"}, "hybrid_override_pattern is .*; supported: one l"),
         ("NemotronHForCausalLM", {"layers_block_type": ["mamba", "conv", "mlp"]}, "layers_block_type is .*: a list of"),
         ("NemotronHForCausalLM", {}, "hybrid_override_pattern is None; supported: a pattern of num_hidden_layers = 3"),
-        ("NemotronHForCausalLM", {**MIXED, "moe_latent_size": 16}, "moe_latent_size is 16; supported: null"),
+        (
+            "NemotronHForCausalLM",
+            {**MIXED, "moe_latent_size": 0},
+            "moe_latent_size is 0; supported: a positive integer",
+        ),
         ("NemotronHForCausalLM", {**MIXED, "mlp_bias": True}, "mlp_bias is True; supported: False"),
         ("NemotronHForCausalLM", {**MIXED, "n_shared_experts": 2}, "n_shared_experts is 2; supported: 1"),
         ("NemotronHForCausalLM", {**MIXED, "attention_bias": True}, "attention_bias is True; supported: False"),
