@@ -34,10 +34,34 @@ const facesStay: Plugin = {
   transform: (code, id) => (/@fontsource-variable\/.*\/wght\.css$/.test(id) ? code.replace(FIRST_FACES, "font-display: optional;") : undefined),
 };
 
-/** Fills the headline's words, in each language, into index.html. */
+const WORDS = ["welcome", "message", "placeholder"] as const;
+
+/** Fills the words of the first screen, in each language, into index.html. */
 const headline: Plugin = {
   name: "headline",
-  transformIndexHtml: (html) => html.replace("%WELCOME_EN%", en.welcome).replace("%WELCOME_DE%", de.welcome),
+  transformIndexHtml: (html) =>
+    WORDS.reduce(
+      (page, name) => page.replace(`%${name.toUpperCase()}_EN%`, en[name]).replace(`%${name.toUpperCase()}_DE%`, de[name]),
+      html,
+    ),
+};
+
+/**
+ * The program's script waits in the template that index.html has for it, where no browser asks for it before the script
+ * below that does: Vite puts it into the head.
+ */
+const programWaits: Plugin = {
+  name: "program-waits",
+  apply: "build",
+  transformIndexHtml: {
+    order: "post",
+    handler(html) {
+      const [script] = /<script type="module" crossorigin src="[^"]+"><\/script>/.exec(html) ?? [];
+      const place = '<template id="program">';
+      if (script === undefined || !html.includes(place)) throw new Error("index.html has no program, or no place for it");
+      return html.replace(script, "").replace(place, place + script);
+    },
+  },
 };
 
 /**
@@ -58,7 +82,7 @@ const stylesInside: Plugin = {
 };
 
 export default defineConfig({
-  plugins: [facesStay, headline, stylesInside, svelte()],
+  plugins: [facesStay, headline, programWaits, stylesInside, svelte()],
   build: {
     rolldownOptions: { output: { codeSplitting: { groups: [{ name: initial }] } } },
     target: "es2022",

@@ -12,6 +12,7 @@ const target = document.getElementById("app");
 if (target === null) throw new Error("index.html has no #app");
 await speakChosen(); // nothing is shown in one language and then in another
 await new Promise((resume) => setTimeout(resume)); // reading the program and making the page are two tasks, not one long one
+await prerendered.settled();
 prerendered.remove();
 mount(App, { target });
 

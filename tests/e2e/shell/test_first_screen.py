@@ -83,3 +83,59 @@ def test_the_first_screen_is_painted_before_its_program_is_there(
     Page.goto(page, f"{fake.url}/c/another", wait_until="commit")
     expect(page.get_by_text(words)).to_be_attached()
     expect(page.get_by_text(words)).to_be_hidden()
+
+
+@pytest.mark.parametrize("options", [{}, {"is_mobile": True, "has_touch": True}], ids=["desktop", "phone"])
+def test_words_written_before_the_program_is_there_go_on_in_the_composer(
+    new_page: NewPage, fake: FakeServer, options: dict[str, Any]
+) -> None:
+    page = new_page(**options)
+    page.goto(fake.url)
+    box(page).fill("kept from before")
+    page.goto(fake.url)
+    expect(box(page)).to_have_value("kept from before")
+    held = list[Route]()
+    page.route("**/assets/*.js", lambda route: held.append(route))
+    Page.goto(page, fake.url, wait_until="commit")
+    early = page.locator(".prerendered").get_by_role("textbox", name="Message", exact=True)
+    if options:
+        early.tap()
+    else:
+        expect(early).to_be_focused()
+    place = early.bounding_box()
+    page.keyboard.type("Why s")
+    page.keyboard.press("ArrowLeft")
+    assert held
+    for route in held:
+        route.continue_()
+    page.unroute("**/assets/*.js")
+    expect(page.locator(".prerendered")).to_have_count(0)
+    expect(box(page)).to_be_focused()
+    expect(box(page)).to_have_value("kept from before\n\nWhy s")
+    page.keyboard.type("not ")
+    expect(box(page)).to_have_value("kept from before\n\nWhy not s")
+    assert place is not None
+    box(page).fill("")
+    form = page.locator("form", has=box(page)).bounding_box()
+    assert form is not None and abs(form["y"] - place["y"]) < 1 and form["height"] == place["height"]
+
+
+def test_what_is_sent_before_the_program_is_there_is_asked_once(new_page: NewPage, fake: FakeServer) -> None:
+    fake.play(answer("Because."))
+    page, held = new_page(), list[Route]()
+    page.route("**/assets/*.js", lambda route: held.append(route))
+    Page.goto(page, fake.url, wait_until="commit")
+    expect(page.locator(".prerendered").get_by_role("textbox", name="Message", exact=True)).to_be_focused()
+    page.keyboard.type("Why?")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("Say it.")
+    page.keyboard.press("Enter")
+    assert held
+    for route in held:
+        route.continue_()
+    page.unroute("**/assets/*.js")
+    expect(reply(page)).to_contain_text("Because.")
+    expect(questions(page)).to_have_text("Why?\nSay it.")
+    expect(box(page)).to_have_value("")
+    expect(box(page)).to_be_focused()
+    assert len(fake.world.asked) == 1
