@@ -37,6 +37,8 @@ class AnswerView {
   }
 
   async #prepare(): Promise<void> {
+    const files = document.querySelector<HTMLTemplateElement>("#answers");
+    if (files !== null) document.head.append(files.content); // all are fetched while the first is waited for
     for (const part of PARTS) {
       await idle();
       await part();
