@@ -8,9 +8,12 @@ import { idle } from "./lib/idle";
 import { prerendered } from "./lib/prerendered";
 import { speakChosen } from "./lib/strings/language.svelte";
 import App from "./components/shell/App.svelte";
+import { answerView } from "./components/chat/answerView.svelte";
+import { chatIdOf, placeOf } from "./lib/route";
 
 /** Not awaited where it is called: another language's file imports what this one has, and would wait for it. */
 async function begin(target: HTMLElement): Promise<void> {
+  if (chatIdOf(placeOf(location.pathname)) !== null) answerView.load(); // its page was sent with what this loads
   await speakChosen(); // nothing is shown in one language and then in another
   await new Promise((resume) => setTimeout(resume)); // reading the program and making the page are two tasks, not one long one
   await prerendered.settled();
