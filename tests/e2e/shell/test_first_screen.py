@@ -192,3 +192,32 @@ def test_a_question_is_shown_at_once_though_what_shows_answers_is_still_on_its_w
     held.let_through()
     expect(reply(page)).to_contain_text("Because.")
     expect(page.get_by_role("article")).to_have_count(2)
+
+
+def test_the_program_is_asked_for_after_the_first_paint(new_page: NewPage, fake: FakeServer) -> None:
+    page = new_page()
+    page.goto(fake.url)
+    expect(page.get_by_role("button", name=STARTERS[-1])).to_be_visible()
+    painted, asked = page.evaluate(
+        """[performance.getEntriesByName("first-contentful-paint")[0].startTime,
+            performance.getEntriesByType("resource").find(({ name }) => name.endsWith(".js")).startTime]"""
+    )
+    assert asked > min(painted, 1000)  # ms; a page that is not painted by then begins all the same
+
+
+def test_words_written_before_it_is_known_who_writes_stay(new_page: NewPage, fake: FakeServer) -> None:
+    page = new_page()
+    told = {"auth": "keys", "user": {"id": "alice", "name": "Alice", "role": "user"}}
+    held = list[Route]()
+    page.route("**/api/session", lambda route: held.append(route))
+    page.goto(fake.url)
+    box(page).fill("Why?")
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].fulfill(json=told)
+    expect(page.get_by_role("button", name="Sign out (Alice)")).to_be_visible()
+    expect(box(page)).to_have_value("Why?")
+    page.unroute("**/api/session")
+    page.route("**/api/session", lambda route: route.fulfill(json=told))
+    page.goto(fake.url)
+    expect(box(page)).to_have_value("Why?")
