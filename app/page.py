@@ -128,11 +128,12 @@ class PageFiles(BaseRoute):
         path = PurePosixPath(request.scope["path"])
         if path.parts[1:2] != ("c",) or len(path.parts) != 3:
             return {}
-        chunks = root / "chunks.json"
-        links = [*_chat_parts(chunks, chunks.stat().st_mtime_ns)] if chunks.is_file() else []
-        links.append("</api/session>; rel=preload; as=fetch; crossorigin")
+        links = ["</api/session>; rel=preload; as=fetch; crossorigin"]
         if self.known(request):
             links.append(f"</api/chats/{quote(path.name, safe='')}?last={LAST}>; rel=preload; as=fetch; crossorigin")
+        chunks = root / "chunks.json"  # after those above, which take longer to answer: six are asked for at a time
+        if chunks.is_file():
+            links += _chat_parts(chunks, chunks.stat().st_mtime_ns)
         return {"Link": ", ".join(links)}
 
     def send_index(self, file: Path, request: Request, caching: dict[str, str]) -> Response:

@@ -34,10 +34,62 @@ const facesStay: Plugin = {
   transform: (code, id) => (/@fontsource-variable\/.*\/wght\.css$/.test(id) ? code.replace(FIRST_FACES, "font-display: optional;") : undefined),
 };
 
-/** Fills the headline's words, in each language, into index.html. */
+const WORDS = ["welcome", "message", "placeholder"] as const;
+
+/** Fills the words of the first screen, in each language, into index.html. */
 const headline: Plugin = {
   name: "headline",
-  transformIndexHtml: (html) => html.replace("%WELCOME_EN%", en.welcome).replace("%WELCOME_DE%", de.welcome),
+  transformIndexHtml: (html) =>
+    WORDS.reduce(
+      (page, name) => page.replace(`%${name.toUpperCase()}_EN%`, en[name]).replace(`%${name.toUpperCase()}_DE%`, de[name]),
+      html,
+    ),
+};
+
+const PROGRAM = '<template id="program">';
+const ANSWERS = '<template id="answers">';
+const ANSWER_VIEW = "/components/chat/Message.svelte";
+
+interface Output {
+  type: string;
+  facadeModuleId?: string | null;
+  imports?: string[];
+  viteMetadata?: { importedCss: Set<string> };
+}
+
+/** Links to the files that answers are shown by, but for those that the first screen is made by. */
+function answerLinks(bundle: Record<string, Output>, html: string): string {
+  const view = Object.keys(bundle).find((name) => bundle[name]?.facadeModuleId?.endsWith(ANSWER_VIEW));
+  if (view === undefined) throw new Error(`Nothing was built of ${ANSWER_VIEW}`);
+  const [scripts, styles] = [[view], new Set<string>()];
+  for (const name of scripts) {
+    const { imports = [], viteMetadata } = bundle[name] ?? {};
+    scripts.push(...imports.filter((each) => !scripts.includes(each) && !html.includes(`/${each}"`)));
+    for (const each of viteMetadata?.importedCss ?? []) styles.add(each);
+  }
+  return [
+    ...scripts.map((name) => `<link rel="modulepreload" crossorigin href="/${name}">`),
+    ...[...styles].map((name) => `<link rel="preload" as="style" crossorigin href="/${name}">`),
+  ].join("");
+}
+
+/**
+ * The program's script waits in the template that index.html has for it, where no browser asks for it before the script
+ * below that does: Vite puts it into the head. In another wait the files that answers are shown by, for
+ * components/chat/answerView.svelte.ts; the service worker keeps what either names.
+ */
+const programWaits: Plugin = {
+  name: "program-waits",
+  apply: "build",
+  transformIndexHtml: {
+    order: "post",
+    handler(html, { bundle }) {
+      const [script] = /<script type="module" crossorigin src="[^"]+"><\/script>/.exec(html) ?? [];
+      if (script === undefined || !html.includes(PROGRAM)) throw new Error("index.html has no program, or no place for it");
+      const links = answerLinks(bundle ?? {}, html);
+      return html.replace(script, "").replace(PROGRAM, PROGRAM + script).replace(ANSWERS, ANSWERS + links);
+    },
+  },
 };
 
 /**
@@ -58,7 +110,7 @@ const stylesInside: Plugin = {
 };
 
 export default defineConfig({
-  plugins: [facesStay, headline, stylesInside, svelte()],
+  plugins: [facesStay, headline, programWaits, stylesInside, svelte()],
   build: {
     rolldownOptions: { output: { codeSplitting: { groups: [{ name: initial }] } } },
     target: "es2022",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from typing import TYPE_CHECKING
 
 from bench.page.browsing import Json, browser, scripted, spread
@@ -32,7 +33,7 @@ def size() -> Json:
     made: Json = {}
     with scripted(TEXTS) as server, browser() as chromium:
         page = chromium.new_page()
-        html = server.http.get("/").text
+        html = re.sub(r'<template id="answers">.*?</template>', "", server.http.get("/").text)
         for response in _loaded(page, server.url):
             kind = response.request.resource_type
             if kind not in ("script", "stylesheet"):

@@ -88,7 +88,7 @@ def _until_made(page: Page) -> None:
     def waiting(load: Callable[..., Any]) -> Callable[..., Any]:
         def loaded(*args: Any, **options: Any) -> Any:  # Any: what Page.goto and Page.reload take and return
             response = load(*args, **options)
-            page.locator("#app > *, body:not(:has(#app))").first.wait_for(state="attached")
+            page.locator("#app > :not(.prerendered), body:not(:has(#app))").first.wait_for(state="attached")
             return response
 
         return loaded

@@ -147,11 +147,11 @@ def test_the_page_of_a_chat_names_what_it_will_ask_for(root: Path, known: bool) 
     chat = "</api/chats/a%20%3E%2Cb?last=24>; rel=preload; as=fetch; crossorigin"
     assert (chat in links) == known, "nobody's request for a chat would be refused, and that be in the console"
     assert [link for link in links if link != chat] == [
+        "</api/session>; rel=preload; as=fetch; crossorigin",
         "</assets/initial.js>; rel=modulepreload",
         "</assets/Message-1.js>; rel=modulepreload",
         "</assets/Message-2.js>; rel=modulepreload",
         "</assets/Message.css>; rel=preload; as=style; crossorigin",
-        "</api/session>; rel=preload; as=fetch; crossorigin",
     ]
 
 

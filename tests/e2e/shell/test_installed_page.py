@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,15 @@ def test_it_opens_without_a_connection_and_keeps_no_answer(new_page: NewPage, se
     page.get_by_role("button", name="Retry").first.click()
     expect(reply(page)).to_contain_text("Hello yourself.")
     expect(box(page)).to_be_visible()
+
+
+def test_it_keeps_what_shows_answers_before_there_is_one(new_page: NewPage, server: RealServer) -> None:
+    page = controlled(new_page(service_workers="allow"), server)
+    answers = re.search(r'<template id="answers">(.*?)</template>', httpx.get(server.direct).text)
+    assert answers is not None
+    files = re.findall(r'href="(/assets/[^"]+)"', answers[1])
+    assert len(files) > 3 and any("/Message-" in file for file in files)
+    assert set(files) <= set(kept(page))
 
 
 def test_a_new_build_takes_the_place_of_what_was_kept(new_page: NewPage, server: RealServer) -> None:

@@ -21,6 +21,7 @@ import {
 import { comparedIn, keepCompared } from "./asking/compare";
 import type { MessageFile } from "./documents/api";
 import { keepDraft, placeOf } from "./drafts";
+import { idle } from "./idle";
 import { failureOf, Reply, type Attempt, type Question } from "./reply.svelte";
 import { strings } from "./strings";
 
@@ -121,7 +122,7 @@ export class Conversation {
       const chat = await getChat(id, signal, "last");
       this.#adopt(chat);
       this.#fill(chat, signal);
-      if (this.earlier > 0) void this.#readEarlier(id, signal);
+      if (this.earlier > 0) void idle().then(() => this.#readEarlier(id, signal)); // what is shown comes first
     } catch (error) {
       if (signal.aborted) return;
       this.phase = error instanceof ApiError && error.status === 404 ? "missing" : "unreachable";

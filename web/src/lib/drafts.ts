@@ -13,7 +13,13 @@ interface Kept {
 }
 
 /** Where a message to a chat is written. A chat that is not there yet is each user's own. */
-export const placeOf = (chatId: string | null): string => chatId ?? `new.${session.me?.id ?? "local"}`;
+export const placeOf = (chatId: string | null): string => chatId ?? `${NEW}${session.me?.id ?? NOBODY}`;
+
+const NEW = "new.";
+const NOBODY = "local";
+
+/** Is the other the same place, now that it is known who writes there? */
+export const isNowOf = (place: string, other: string): boolean => place === NEW + NOBODY && other.startsWith(NEW);
 
 export function draftOf(place: string): string {
   return read(PREFIX + place)?.words ?? "";

@@ -4,9 +4,10 @@ import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
 import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
 import type { Strings } from "./en";
+import { numbersOf } from "./numbers";
 
 /** Every word the page says, in German. */
-const number = new Intl.NumberFormat("de");
+const number = numbersOf("de", ".");
 const decimal = (value: number, places: number): string =>
   value.toLocaleString("de", { minimumFractionDigits: places, maximumFractionDigits: places, useGrouping: false });
 const seconds = (s: number): string =>

@@ -3,9 +3,10 @@ import type { Budget, ToolInfo } from "../api";
 import type { NumberField, TextField, Value } from "../asking/options";
 import type { SamplingName } from "../asking/sampling";
 import type { Conflict, ControlName, Gone, Part } from "../asking/settings";
+import { numbersOf } from "./numbers";
 
 /** Every word the page says, in English. Another language is another file like this one. */
-const number = new Intl.NumberFormat("en");
+const number = numbersOf("en", ",");
 const seconds = (s: number): string => (s < 60 ? `${s.toFixed(1)} s` : `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`);
 const count = (n: number, one: string, many: string): string => `${number.format(n)} ${n === 1 ? one : many}`;
 const tokens = (n: number): string => count(n, "token", "tokens");

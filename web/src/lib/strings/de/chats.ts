@@ -1,9 +1,11 @@
 import type { branch as Branch, list as List, remote as Remote } from "../en/chats";
+import { numbersOf } from "../numbers";
 
 /** What is said of the list of chats, of branches, and of models on other servers, in German. */
-const number = new Intl.NumberFormat("de");
+const number = numbersOf("de", ".");
 const many = (n: number, one: string, more: string): string => `${number.format(n)} ${n === 1 ? one : more}`;
-const month = new Intl.DateTimeFormat("de", { month: "long", year: "numeric" });
+let months: Intl.DateTimeFormat | undefined; // made when a list goes back so far
+const month = (): Intl.DateTimeFormat => (months ??= new Intl.DateTimeFormat("de", { month: "long", year: "numeric" }));
 
 export const branch: typeof Branch = {
   version: (n, of) => `${n} / ${of}`,
@@ -47,7 +49,7 @@ export const list: typeof List = {
     week: "Die letzten 7 Tage",
     month: "Die letzten 30 Tage",
   },
-  monthOf: (time) => month.format(time),
+  monthOf: (time) => month().format(time),
   more: (title) => `Mehr zu „${title}“`,
   ofAll: "Mehr zu allen Chats",
   loading: "Wird geladen…",

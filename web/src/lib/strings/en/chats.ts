@@ -1,9 +1,11 @@
 import type { RemoteSent } from "../../protocol";
+import { numbersOf } from "../numbers";
 
 /** What is said of the list of chats, of branches, and of models on other servers, in English. */
-const number = new Intl.NumberFormat("en");
+const number = numbersOf("en", ",");
 const many = (n: number, one: string, more: string): string => `${number.format(n)} ${n === 1 ? one : more}`;
-const month = new Intl.DateTimeFormat("en", { month: "long", year: "numeric" });
+let months: Intl.DateTimeFormat | undefined; // made when a list goes back so far
+const month = (): Intl.DateTimeFormat => (months ??= new Intl.DateTimeFormat("en", { month: "long", year: "numeric" }));
 
 export const branch = {
   version: (n: number, of: number) => `${n} / ${of}`,
@@ -47,7 +49,7 @@ export const list = {
     week: "The last 7 days",
     month: "The last 30 days",
   },
-  monthOf: (time: number) => month.format(time),
+  monthOf: (time: number) => month().format(time),
   more: (title: string) => `More for “${title}”`,
   ofAll: "More for all chats",
   loading: "Loading…",
