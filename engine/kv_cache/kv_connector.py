@@ -27,7 +27,7 @@ from engine.core.step import Row
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.host_tier import lock, unlock
 from engine.kv_cache.transfers import LayerStore, at_once
-from engine.kv_cache.transport.kv_transport import BlockFilling, BlockRequest, KVTransport, StagedBlocks
+from engine.kv_cache.transport.kv_transport import BlockFetcher, BlockFilling, BlockRequest, StagedBlocks
 from engine.outputs import KVTransferStats
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class KVConnector:
     """
 
     def __init__(
-        self, pool: BlockPool, store: LayerStore, transport: KVTransport, block_size: int, nbytes: int,
+        self, pool: BlockPool, store: LayerStore, transport: BlockFetcher, block_size: int, nbytes: int,
         *, rows: int, listening: bool, pinned: bool = False, layerwise_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -86,8 +86,6 @@ class KVConnector:
         self._synchronous = store.queued() is at_once  # a layer is computed when `save_kv_layer` is called
         self._filled: dict[bytes, int] = {}  # blocks that the running step fills
         self._written = 0  # layers of them that have K/V
-        if listening:
-            transport.listen(self)
 
     @property
     def blocks(self) -> list[int]:

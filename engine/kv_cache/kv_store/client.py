@@ -2,8 +2,8 @@
 
 A store that does not answer in time is left alone: no request asks it again before a thread of its own has connected to
 it anew, and its blocks belong to the others meanwhile. So a dead store costs no more than the requests that wait for it
-at that moment, each at most `lookup_timeout_s`, or `timeout_s` of a load that has begun. Implements `KVTransport`'s
-`fetch`; knows nothing of pools.
+at that moment, each at most `lookup_timeout_s`, or `timeout_s` of a load that has begun. Implements `BlockFetcher`;
+knows nothing of pools.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.kv_cache.eviction import TransferRates
 from engine.kv_cache.kv_store import wire
 from engine.kv_cache.kv_store.wire import ABSENT, STALL_S, Operation, fill_until, remaining
 from engine.kv_cache.snapshot import HEADER_BYTES, BadImage, Bytes, described, header, payload_of
-from engine.kv_cache.transport.kv_transport import Arrived, BlockSource
+from engine.kv_cache.transport.kv_transport import Arrived
 from engine.kv_cache.transport.peer_handshake import PeerRefused, prove
 
 log = logging.getLogger(__name__)
@@ -161,14 +161,11 @@ class KVStoreClient:
 
     # -- loading
 
-    def listen(self, source: BlockSource) -> None:
-        raise NotImplementedError("a store asks for nothing: blocks are saved to it")
-
     def fetch(
         self, peer: Address, first: int, digests: tuple[bytes, ...],
         arrived: Arrived, ended: Callable[[str | None], None],
     ) -> Callable[[], None]:  # fmt: skip
-        """Fetches those blocks before the first that no store has, as `KVTransport` says; `peer` and `first` are not
+        """Fetches those blocks before the first that no store has, as `BlockFetcher` says; `peer` and `first` are not
         used. Ends with NOT_STORED where the stores are well and have no more."""
         fetch = _Fetch(self, digests, arrived)
 

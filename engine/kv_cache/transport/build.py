@@ -77,7 +77,7 @@ def build_connector(
         address=address,
         timeout_s=transfer.load_timeout_s,
     )
-    return KVConnector(
+    connector = KVConnector(
         pool,
         store,
         transport,
@@ -88,3 +88,6 @@ def build_connector(
         pinned=device.type == "cuda",
         layerwise_tokens=transfer.layerwise_min_tokens if transfer.use_layerwise else None,
     )
+    if transfer.produces:
+        transport.listen(connector)
+    return connector

@@ -92,12 +92,8 @@ class Arrived(Protocol):
     def __call__(self, digests: Sequence[bytes], payload: memoryview, layers: range | None = None) -> None: ...
 
 
-class KVTransport(Protocol):
-    """Moves block images between engines: TCP, or a transfer engine behind the same calls."""
-
-    def listen(self, source: BlockSource) -> None:
-        """Serves peers from now on."""
-        ...
+class BlockFetcher(Protocol):
+    """Loads block images from where others keep them."""
 
     def fetch(
         self, peer: tuple[str, int], first: int, digests: tuple[bytes, ...],
@@ -109,4 +105,12 @@ class KVTransport(Protocol):
 
     def close(self) -> None:
         """Ends all transfers and their threads."""
+        ...
+
+
+class KVTransport(BlockFetcher, Protocol):
+    """Moves block images between engines: TCP, or a transfer engine behind the same calls."""
+
+    def listen(self, source: BlockSource) -> None:
+        """Serves peers from now on."""
         ...
