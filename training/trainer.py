@@ -132,6 +132,20 @@ class Optimizer:
         self.adam.load_state_dict(state["adam"])
 
 
+def save_whole(state: dict[str, object], checkpoint: Path) -> None:
+    """Writes a checkpoint whole or not at all."""
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    partial = checkpoint.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(checkpoint)
+
+
+def forget_later(log: Path, step: int) -> None:
+    """Removes from a log of steps those after `step`, which come again."""
+    lines = log.read_text("utf-8").splitlines(keepends=True) if log.exists() else []
+    log.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), "utf-8")
+
+
 Begin = Literal["start", "resume", "extend"]  # anew, from the last checkpoint, or from before the rate fell
 
 
@@ -211,20 +225,15 @@ class Trainer:
         """Writes the checkpoint whole or not at all."""
         if self.team.rank:
             return
-        self.work.mkdir(parents=True, exist_ok=True)
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(
-            {
-                "plan": asdict(self.plan),
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "done": self.done,
-                "tokens": self.tokens,
-                "seconds": self.seconds,
-            },
-            partial,
-        )
-        partial.replace(self.checkpoint)
+        state = {
+            "plan": asdict(self.plan),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "done": self.done,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
+        save_whole(state, self.checkpoint)
 
     def resume(self, path: Path | None = None) -> None:
         """Goes back to a checkpoint, the last one by default. Raises FileNotFoundError when there is none."""
@@ -262,12 +271,6 @@ class Trainer:
         self.looks = (lost[1:] / counts[2:].clamp(min=1)).tolist()
         return float(lost[0] / weight_sum)
 
-    def _forget_later_losses(self) -> None:
-        """Removes from the log the steps after the checkpoint, which come again."""
-        log = self.work / "losses.jsonl"
-        lines = log.read_text("utf-8").splitlines(keepends=True) if log.exists() else []
-        log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.done), "utf-8")
-
     def run(self, until: int | None = None) -> None:
         """Trains to the end of the plan (or to step `until`), with a line of log every ten steps."""
         self.work.mkdir(parents=True, exist_ok=True)
@@ -275,7 +278,7 @@ class Trainer:
         falls = int(self.plan.steps * (1 - self.plan.fall))
         began = saved = time.monotonic()
         if not self.team.rank:
-            self._forget_later_losses()
+            forget_later(self.work / "losses.jsonl", self.done)
         with (self.work / "losses.jsonl").open("a") as log:
             for batches in self.reader.read(self.done, end):
                 loss = self.step(batches)

@@ -28,6 +28,7 @@ from training.reinforcement.rollouts import RolloutGroup, RolloutWorkers
 from training.torch_model import Model, TrainingBatch
 from training.train_tokenizer import END_OF_TEXT, token_id
 from training.trainer import Plan as MixturePlan
+from training.trainer import forget_later, save_whole
 
 LOG = "rewards.jsonl"
 FOLDERS = 2  # of weights: workers read the newest, and may still have files of the one before open
@@ -133,11 +134,8 @@ class Learner:
 
     def save(self) -> None:
         """Writes the checkpoint whole or not at all."""
-        self.work.mkdir(parents=True, exist_ok=True)
-        partial = self.checkpoint.with_suffix(".partial")
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({**state, "done": self.done, "seconds": self.seconds}, partial)
-        partial.replace(self.checkpoint)
+        save_whole({**state, "done": self.done, "seconds": self.seconds}, self.checkpoint)
 
     def resume(self) -> None:
         """Goes back to the last checkpoint. Raises FileNotFoundError when there is none."""
@@ -198,16 +196,16 @@ def summary(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def train(learner: Learner, workers: int, readers: int = 0, until_s: float = float("inf")) -> None:
-    """Trains to the end of the plan, or for `until_s` seconds, and writes a line of log for each step. `workers`
-    processes answer, and `readers` write the mixture's batches (0: this one)."""
+    """Trains to the end of the plan, or for `until_s` seconds, and writes a line of log for each step: groups whose
+    rewards differ are `effective` (DAPO's word). `workers` processes answer, and `readers` write the mixture's batches
+    (0: this one)."""
     plan = learner.plan
     reader = Reader(
         plan.seed, plan.mixture_tokens, plan.largest_batch, 1, learner.tokenizer, workers=readers, spread=plan.spread
     )
     learner.work.mkdir(parents=True, exist_ok=True)
     log = learner.work / LOG
-    kept = log.read_text("utf-8").splitlines(keepends=True) if log.exists() else []
-    log.write_text("".join(line for line in kept if json.loads(line)["step"] <= learner.done), "utf-8")
+    forget_later(log, learner.done)
     began = last = saved = time.monotonic()
     with RolloutWorkers(workers) as pool, log.open("a") as out:
         for replayed in reader.read(learner.done + 1, plan.steps + 1):
@@ -220,7 +218,7 @@ def train(learner: Learner, workers: int, readers: int = 0, until_s: float = flo
             line = {
                 "step": learner.done,
                 "reward": round(fmean(each.reward for each in rollouts), 4),
-                "taught": sum(len({each.reward for each in group.rollouts}) > 1 for group in groups),
+                "effective": sum(len({each.reward for each in group.rollouts}) > 1 for group in groups),
                 "tokens": sum(len(answer) for each in rollouts for _, answer in each.turns),
                 "seconds": round(learner.seconds, 1),
                 **norms,
@@ -229,8 +227,8 @@ def train(learner: Learner, workers: int, readers: int = 0, until_s: float = flo
             out.write(json.dumps(line) + "\n")
             out.flush()
             print(
-                f"step {learner.done}/{plan.steps}  reward {line['reward']:.3f}  {line['taught']} of {plan.groups} "
-                f"questions taught  gradients {norms['policy']:.3f}, {norms['gradient']:.3f}  "
+                f"step {learner.done}/{plan.steps}  reward {line['reward']:.3f}  {line['effective']} of {plan.groups} "
+                f"groups effective  gradients {norms['policy']:.3f}, {norms['gradient']:.3f}  "
                 f"{sampling:.1f} s of answers, {now - sampled:.1f} s of learning",
                 flush=True,
             )
