@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from typing import Any
 
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.config import KVTransferConfig
+from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache.kv_connector import KVConnector
 from engine.outputs import KVTransferStats
 from engine.params import RemotePrefill
@@ -69,3 +72,25 @@ async def together(config: EngineConfig, tokens: list[int], span: Span = SPAN, *
 
 async def exchanged(engine: Engine) -> KVTransferStats:
     return (await engine.stats()).kv_transfer
+
+
+async def killed_while_it_sends(config: EngineConfig, transfer: KVTransferConfig) -> KVTransferStats:
+    """Has a producer, in a process of its own, killed while it sends a prompt's blocks. Its peer answers as one engine
+    does; returns what the peer received."""
+    expected = await together(config, prompt(600))
+    producer = replace(config, kv_transfer=replace(transfer, kv_role="kv_producer"), runs_in="process")
+    consumer = replace(config, kv_transfer=replace(transfer, kv_role="kv_consumer"))
+    async with await Engine.start(producer) as prefill, await Engine.start(consumer) as decode:
+        assert isinstance(prefill._link, SupervisedLink)
+        first = asyncio.create_task(answer(prefill, prompt(600), FIRST))
+        remote = RemotePrefill("127.0.0.1", transfer.kv_port)
+        answering = asyncio.create_task(answer(decode, prompt(600), remote_prefill=remote))
+        await until(lambda: connector(decode).counters.received_blocks > 20)
+        os.kill(prefill._link.pid, signal.SIGKILL)
+        assert await answering == expected
+        received = await exchanged(decode)
+        await first  # the supervisor starts it again, at the same address
+        again = await answer(decode, prompt(text=5), remote_prefill=remote)
+    assert again == await together(config, prompt(text=5))
+    assert received.failed_loads == 1
+    return received

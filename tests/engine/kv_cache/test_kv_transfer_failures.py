@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import threading
 import zlib
@@ -19,7 +17,6 @@ import torch
 
 from engine import Engine, EngineConfig
 from engine.config import KVTransferConfig
-from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector, tcp_transport
 from engine.kv_cache.snapshot import header
 from engine.kv_cache.tcp_transport import TcpTransport
@@ -35,6 +32,7 @@ from tests.engine.kv_apart import (
     connector,
     exchanged,
     free_port,
+    killed_while_it_sends,
     prompt,
     together,
     until,
@@ -270,20 +268,7 @@ async def test_an_engine_stops_while_it_sends_and_receives(
 
 @pytest.mark.slow
 async def test_a_killed_process_that_prefills_is_computed_for(plain: EngineConfig, transfer: KVTransferConfig) -> None:
-    long = replace(plain, max_batch_tokens=SIZE)
-    expected = await together(long, prompt(600))
-    producer = replace(long, kv_transfer=replace(transfer, kv_role="kv_producer"), runs_in="process")
-    consumer = replace(long, kv_transfer=replace(transfer, kv_role="kv_consumer"))
-    async with await Engine.start(producer) as prefill, await Engine.start(consumer) as decode:
-        assert isinstance(prefill._link, SupervisedLink)
-        first = asyncio.create_task(answer(prefill, prompt(600), FIRST))
-        remote = RemotePrefill("127.0.0.1", transfer.kv_port)
-        answering = asyncio.create_task(answer(decode, prompt(600), remote_prefill=remote))
-        await until(lambda: connector(decode).counters.received_blocks > 20)
-        os.kill(prefill._link.pid, signal.SIGKILL)
-        assert await answering == expected
-        received = await exchanged(decode)
-        await first  # the supervisor starts it again, at the same address
+    received = await killed_while_it_sends(replace(plain, max_batch_tokens=SIZE), transfer)
     assert 20 < received.received_blocks < 600 // SIZE and received.failed_loads == 1
 
 

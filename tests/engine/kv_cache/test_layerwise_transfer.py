@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -18,7 +16,6 @@ from engine import Engine, EngineConfig
 from engine.config import KVTransferConfig
 from engine.core.request import SequenceState
 from engine.core.step import Row
-from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector, tcp_transport
 from engine.kv_cache.layer_parts import LAYERS_MAGIC, layers_header
 from engine.kv_cache.tcp_transport import TcpTransport
@@ -26,7 +23,18 @@ from engine.kv_cache.transport import build, peer_handshake
 from engine.kv_cache.transport.kv_transport import BlockRequest, BlockSource, StagedBlocks
 from engine.outputs import KVTransferStats
 from engine.params import RemotePrefill
-from tests.engine.kv_apart import FIRST, SIZE, answer, apart, connector, exchanged, prompt, together, until
+from tests.engine.kv_apart import (
+    FIRST,
+    SIZE,
+    answer,
+    apart,
+    connector,
+    exchanged,
+    killed_while_it_sends,
+    prompt,
+    together,
+    until,
+)
 
 BLOCKS = 150 // SIZE
 
@@ -269,7 +277,7 @@ async def test_sequences_may_end_while_a_step_hands_layers_to_peers(
 # -- what fails
 
 
-async def ends_early(config: EngineConfig, layers: KVTransferConfig, blocks: int) -> None:
+async def assert_it_ends_early(config: EngineConfig, layers: KVTransferConfig, blocks: int) -> None:
     """Asserts that a load ends with so many blocks, the rest is computed to the same tokens, and no row is lost."""
     expected = await together(config, prompt())
     async with apart(config, layers) as (prefill, decode, remote):
@@ -306,7 +314,7 @@ async def test_a_peer_killed_in_the_midst_of_a_layer_leaves_no_half_block(
     """37 blocks are 13 rows of a layer. Where the last layer is cut, blocks before are whole, and used."""
     monkeypatch.setattr(Cut, "rows", rows)
     monkeypatch.setattr(build, "TcpTransport", Cut)
-    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=max(0, 3 * (rows - 26)))
+    await assert_it_ends_early(replace(plain, max_batch_tokens=256), layers, blocks=max(0, 3 * (rows - 26)))
 
 
 FAULTS: dict[str, Callable[..., bytes]] = {
@@ -331,7 +339,7 @@ async def test_layers_of_something_else_are_never_used(
     plain: EngineConfig, layers: KVTransferConfig, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(tcp_transport, "layers_header", FAULTS[fault])
-    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=0)
+    await assert_it_ends_early(replace(plain, max_batch_tokens=256), layers, blocks=0)
 
 
 async def test_a_layer_that_comes_twice_is_never_used(
@@ -348,7 +356,7 @@ async def test_a_layer_that_comes_twice_is_never_used(
         send(self, sock, source, request, staged)
 
     monkeypatch.setattr(TcpTransport, "_send_blocks", twice)
-    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=3)
+    await assert_it_ends_early(replace(plain, max_batch_tokens=256), layers, blocks=3)
 
 
 async def test_a_block_that_lacks_a_layer_is_never_used(
@@ -364,7 +372,7 @@ async def test_a_block_that_lacks_a_layer_is_never_used(
             send(self, sock, source, request, staged)
 
     monkeypatch.setattr(TcpTransport, "_send_blocks", leave_out)
-    await ends_early(replace(plain, max_batch_tokens=256), layers, blocks=0)
+    await assert_it_ends_early(replace(plain, max_batch_tokens=256), layers, blocks=0)
 
 
 async def test_nothing_is_sent_from_where_a_block_was_while_its_step_ran(
@@ -463,17 +471,5 @@ async def test_layers_of_a_block_that_left_the_pool_are_not_sent(plain: EngineCo
 async def test_a_killed_process_that_sends_layers_is_computed_for(
     chunks: EngineConfig, layers: KVTransferConfig
 ) -> None:
-    expected = await together(chunks, prompt(600))
-    producer = replace(chunks, kv_transfer=replace(layers, kv_role="kv_producer"), runs_in="process")
-    consumer = replace(chunks, kv_transfer=replace(layers, kv_role="kv_consumer"))
-    async with await Engine.start(producer) as prefill, await Engine.start(consumer) as decode:
-        assert isinstance(prefill._link, SupervisedLink)
-        first = asyncio.create_task(answer(prefill, prompt(600), FIRST))
-        remote = RemotePrefill("127.0.0.1", layers.kv_port)
-        answering = asyncio.create_task(answer(decode, prompt(600), remote_prefill=remote))
-        await until(lambda: connector(decode).counters.received_blocks > 20)
-        os.kill(prefill._link.pid, signal.SIGKILL)
-        assert await answering == expected
-        received = await exchanged(decode)
-        await first  # the supervisor starts it again, at the same address
+    received = await killed_while_it_sends(chunks, layers)
     assert 20 < received.received_blocks < 600 // SIZE and received.failed_loads == 1

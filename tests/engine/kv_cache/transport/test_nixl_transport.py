@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
-import signal
 import sys
 from dataclasses import replace
 
@@ -13,11 +11,21 @@ import pytest
 
 from engine import Engine, EngineConfig, InvalidParameter
 from engine.config import KVTransferConfig
-from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache import kv_connector
 from engine.kv_cache.transport.nixl_transport import NixlTransport
 from engine.params import RemotePrefill
-from tests.engine.kv_apart import FIRST, SIZE, answer, apart, connector, exchanged, prompt, together, until
+from tests.engine.kv_apart import (
+    FIRST,
+    SIZE,
+    answer,
+    apart,
+    connector,
+    exchanged,
+    killed_while_it_sends,
+    prompt,
+    together,
+    until,
+)
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None, reason="the package nixl is not installed: pip install nixl"
@@ -93,21 +101,7 @@ async def test_an_image_that_is_damaged_on_its_way_by_nixl_is_refused(
 async def test_a_killed_process_that_sends_by_nixl_is_computed_for(
     plain: EngineConfig, by_nixl: KVTransferConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = replace(plain, max_batch_tokens=SIZE)
-    expected = await together(long, prompt(600))
-    producer = replace(long, kv_transfer=replace(by_nixl, kv_role="kv_producer"), runs_in="process")
-    consumer = replace(long, kv_transfer=replace(by_nixl, kv_role="kv_consumer"))
-    async with await Engine.start(producer) as prefill, await Engine.start(consumer) as decode:
-        assert isinstance(prefill._link, SupervisedLink)
-        first = asyncio.create_task(answer(prefill, prompt(600), FIRST))
-        remote = RemotePrefill("127.0.0.1", by_nixl.kv_port)
-        answering = asyncio.create_task(answer(decode, prompt(600), remote_prefill=remote))
-        await until(lambda: connector(decode).counters.received_blocks > 20)
-        os.kill(prefill._link.pid, signal.SIGKILL)
-        assert await answering == expected
-        assert (await exchanged(decode)).failed_loads == 1
-        await first
-        assert await answer(decode, prompt(text=5), remote_prefill=remote) == await together(long, prompt(text=5))
+    assert (await killed_while_it_sends(replace(plain, max_batch_tokens=SIZE), by_nixl)).received_blocks > 20
 
 
 @installed
