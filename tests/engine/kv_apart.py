@@ -13,7 +13,6 @@ from typing import Any
 
 from engine import GREEDY, Engine, EngineConfig, Span
 from engine.config import KVTransferConfig
-from engine.ipc.supervisor import SupervisedLink
 from engine.kv_cache.kv_connector import KVConnector
 from engine.outputs import KVTransferStats
 from engine.params import RemotePrefill
@@ -77,6 +76,8 @@ async def exchanged(engine: Engine) -> KVTransferStats:
 async def killed_while_it_sends(config: EngineConfig, transfer: KVTransferConfig) -> KVTransferStats:
     """Has a producer, in a process of its own, killed while it sends a prompt's blocks. Its peer answers as one engine
     does; returns what the peer received."""
+    from engine.ipc.supervisor import SupervisedLink  # needs msgspec, which a GPU's machine may lack
+
     expected = await together(config, prompt(600))
     producer = replace(config, kv_transfer=replace(transfer, kv_role="kv_producer"), runs_in="process")
     consumer = replace(config, kv_transfer=replace(transfer, kv_role="kv_consumer"))
