@@ -83,18 +83,19 @@ class PrefillBudget:
     @property
     def costs(self) -> StepCosts | None:
         """Returns the costs that fit the steps best, by least squares; None while too little is known."""
-        n, d, r, s, dd, dr, rr, ds, rs = self._sums
+        n, d, r, s, *products = self._sums
         if self._steps < _LEARNT:
             return None
+        dd, dr, rr, ds, rs = products
         dd, dr, rr, ds, rs = dd - d * d / n, dr - d * r / n, rr - r * r / n, ds - d * s / n, rs - r * s / n
         if rr <= 1e-9 * (r * r / n + 1):  # always the same number of prefill tokens
             return None
         alike = dd <= 1e-9 * (d * d / n + 1)  # always the same number of decodes: their cost is in the step's own part
-        det = dd * rr - dr * dr
-        decode = 0.0 if alike or det <= 1e-9 * dd * rr else (ds * rr - rs * dr) / det
-        read = (rs - decode * dr) / rr if decode > 0 else rs / rr
-        decode, read = max(0.0, decode), max(0.0, read)
-        return StepCosts(max(0.0, (s - decode * d - read * r) / n), decode, read)
+        decode, read = _two_costs(0.0 if alike else dd, dr, rr, ds, rs)
+        step = (s - decode * d - read * r) / n
+        if step < 0:  # as where nearly every step has as many decodes: the fit without it, rather than these and 0
+            decode, read = _two_costs(*products)
+        return StepCosts(max(0.0, step), decode, read)
 
     def _wanted(self, alone: float, read: float, queue: Queue) -> float:
         """Returns the prefill tokens of each step by which the queue is read in time."""
@@ -103,6 +104,17 @@ class PrefillBudget:
         patience = PATIENCE_S + PATIENCE_TIMES * read * queue.tokens / queue.prompts
         rate = queue.tokens / patience  # tokens a second; a step of r of them takes alone + read * r
         return rate * alone / (1 - rate * read) if rate * read < 1 else self._max_tokens
+
+
+def _two_costs(dd: float, dr: float, rr: float, ds: float, rs: float) -> tuple[float, float]:
+    """Returns the costs of decodes and prefill tokens, none below 0, that fit best, of sums of products as in
+    `PrefillBudget`."""
+    det = dd * rr - dr * dr
+    decode = max(0.0, 0.0 if det <= 1e-9 * dd * rr else (ds * rr - rs * dr) / det)
+    read = (rs - decode * dr) / rr
+    if read < 0 and dd > 0:
+        return max(0.0, ds / dd), 0.0
+    return decode, max(0.0, read)
 
 
 class StepGrant(NamedTuple):

@@ -324,6 +324,36 @@ def test_what_a_step_takes_is_learnt() -> None:
     assert chunks.budget(1) == 1 + 16  # some of a prompt is read at any cost
 
 
+def test_steps_of_nearly_as_many_decodes_do_not_make_a_decode_dear() -> None:
+    """A full batch: one decode fewer now and then, in a step that is faster for another reason. By that difference a
+    decode would take 5 ms, 64 of them 0.32 s, and a step so much of a prompt."""
+    chunks = PrefillBudget(8192)
+    alone = 0.007 + 64 * 36e-6
+    for at in range(200):
+        one_less, reading = at % 7 == 3, (0, 512, 40, 1000, 300)[at % 5]
+        chunks.ran(64 - one_less, reading, alone - 0.005 * one_less + 15e-6 * reading)
+    costs = chunks.costs
+    assert costs is not None
+    assert costs.step + 64 * costs.decode == pytest.approx(alone, rel=0.15)
+    assert costs.read == pytest.approx(15e-6, rel=0.15)
+    assert chunks.budget(64) == pytest.approx(64 + 0.8 * alone / 15e-6, rel=0.3)
+
+
+def test_no_cost_is_less_than_nothing() -> None:
+    """Steps that read more were faster, as they had fewer decodes: reading costs nothing then, and the rest explains
+    the times."""
+    chunks = PrefillBudget(512)
+    for at in range(100):
+        decodes = at % 10
+        chunks.ran(decodes, 100 - 10 * decodes + at % 3, 0.001 + 0.002 * decodes + 0.0005 * (at % 2))
+    costs = chunks.costs
+    assert costs is not None and min(costs) >= 0
+    for decodes in (1, 9):
+        assert costs.step + decodes * costs.decode + costs.read * (100 - 10 * decodes) == pytest.approx(
+            0.00125 + 0.002 * decodes, rel=0.25
+        )
+
+
 def test_a_long_queue_is_read_in_larger_pieces() -> None:
     chunks, goal = PrefillBudget(512), PrefillBudget(512, 0.05)
     for each in (chunks, goal):
