@@ -7,11 +7,13 @@ their reasons. Knows nothing of which models there are, nor of their prompts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from engine.outputs import TokenLogprob
 from reasoning.candidate import Candidate
 from reasoning.strategy import Event
 
@@ -50,6 +52,34 @@ class Confident:
     def judge(self, answer: Candidate) -> Verdict:
         measured = answer.confidence
         return Verdict("confidence", measured, f"at least {self.least:g}", measured >= self.least)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The geometric mean of the probabilities of its first `tokens`, thinking included, is at least this.
+
+    Whoever writes the answer may ask `stops` and end it there: the rest could not make it pass.
+    """
+
+    least: float
+    tokens: int = 16
+    measures: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where `least` is not between 0 and 1, or there is no token."""
+        if not 0 <= self.least <= 1:
+            raise ValueError(f"least is {self.least}; accepted: a probability, 0 to 1")
+        if self.tokens < 1:
+            raise ValueError(f"tokens is {self.tokens}; accepted: at least 1")
+
+    def judge(self, answer: Candidate) -> Verdict:
+        measured = replace(answer, logprobs=answer.logprobs[: self.tokens]).confidence
+        return Verdict("first tokens", measured, f"at least {self.least:g}", measured >= self.least)
+
+    def stops(self, logprobs: Sequence[TokenLogprob]) -> bool:
+        """Returns whether an answer that begins with these has too unsure a beginning."""
+        begun = [each.logprob for each in logprobs[: self.tokens]]
+        return len(begun) == self.tokens and math.exp(sum(begun) / len(begun)) < self.least
 
 
 @dataclass(frozen=True, slots=True)

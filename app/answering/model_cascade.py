@@ -27,13 +27,14 @@ from app.remote.wire_formats import RemoteError
 from engine.outputs import TokenLogprob
 from reasoning.agent import Wrote
 from reasoning.candidate import TOP, Candidate
-from reasoning.route import CascadeStep, Confident, Decided, Gate, Routed, Tried, Whole, cascade
+from reasoning.route import CascadeStep, Confident, Decided, FirstTokens, Gate, Routed, Tried, Whole, cascade
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import AnswerFunction, Piece, Tally, think_and_answer
 
 Plan = AnswerPlan | RemotePlan
-GateName = Literal["confidence", "entropy", "whole"]
+GateName = Literal["confidence", "first_tokens", "entropy", "whole"]
 CONFIDENCE = 0.97
+FIRST_CONFIDENCE = 0.9
 ENTROPY = 0.1  # nats
 
 
@@ -143,7 +144,10 @@ class ModelCascade:
             async def answer(measured: bool) -> Candidate:
                 if at == last:
                     emit(ModelChosen(one))
-                candidate = await _written(one, tenant, measured, emit if at == last else lambda piece: None)
+                # the answer before a remote's is given if that fails: it is written to its end
+                early = at < last and not isinstance(plans[at + 1], RemotePlan)
+                stops = self.gate.stops if early and isinstance(self.gate, FirstTokens) else None
+                candidate = await _written(one, tenant, measured, emit if at == last else lambda piece: None, stops)
                 read.append(sum(piece.prompt_tokens - piece.cached_tokens for piece in candidate.pieces[:1]))
                 asked.append(candidate)
                 return candidate
@@ -207,8 +211,12 @@ def allowed_models(plans: Sequence[AnswerPlan]) -> list[AnswerPlan]:
     return kept
 
 
-async def _written(one: AnswerPlan, tenant: str, measured: bool, hear: Callable[[Piece], None]) -> Candidate:
-    """One model's answer, whole, in a sequence of its own; `hear` gets its pieces as they come."""
+async def _written(
+    one: AnswerPlan, tenant: str, measured: bool, hear: Callable[[Piece], None],
+    stops: Callable[[Sequence[TokenLogprob]], bool] | None = None,
+) -> Candidate:  # fmt: skip
+    """One model's answer, in a sequence of its own; `hear` gets its pieces as they come. It is whole unless `stops`,
+    asked after each piece with all log-probabilities so far, ends it."""
     served, span = one.served, one.span
     # A budget writes the answer itself, so a gate then measures the answer alone.
     write: AnswerFunction = partial(think_and_answer, thinking_logprobs=TOP) if measured else think_and_answer
@@ -217,6 +225,7 @@ async def _written(one: AnswerPlan, tenant: str, measured: bool, hear: Callable[
     wanted = replace(span, logprobs=max(span.logprobs or 0, TOP)) if measured else span
     pieces: list[Piece] = []
     logprobs: list[TokenLogprob] = []
+    stopped = False
     async with await served.open(one.prompt, tenant=tenant, **scheduling()) as seq:
         writing = write(
             seq, wanted, served.markers, opened=served.opens_thinking(one.prompt),
@@ -228,7 +237,10 @@ async def _written(one: AnswerPlan, tenant: str, measured: bool, hear: Callable[
                 shown = span.logprobs is not None and piece.part != "thinking"
                 pieces.append(piece if shown else replace(piece, logprobs=()))
                 hear(pieces[-1])
-        return Candidate(0, tuple(pieces), tuple(seq.tokens[len(one.prompt) :]), tuple(logprobs))
+                if stopped := piece.finish_reason is None and stops is not None and stops(logprobs):
+                    break
+        written_tokens = tuple(seq.tokens[len(one.prompt) :])
+        return Candidate(0, tuple(pieces), written_tokens, tuple(logprobs), stopped=stopped)
 
 
 def gate_of(name: GateName, bar: float | None = None) -> Gate:
@@ -240,6 +252,8 @@ def gate_of(name: GateName, bar: float | None = None) -> Gate:
     match name:
         case "confidence":
             return Confident(CONFIDENCE if bar is None else bar)
+        case "first_tokens":
+            return FirstTokens(FIRST_CONFIDENCE if bar is None else bar)
         case "entropy":
             return Decided(ENTROPY if bar is None else bar)
         case "whole":

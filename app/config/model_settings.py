@@ -90,16 +90,16 @@ class ModelSettings(BaseModel):
         accepts="names of two or more served models, comma-separated, in the order they are asked",
         unset="all, the smallest first",
     )
-    router_gate: Literal["confidence", "entropy", "whole"] = setting(
+    router_gate: Literal["confidence", "first_tokens", "entropy", "whole"] = setting(
         "confidence",
         "the measure that decides whether `auto` asks the next model",
-        more="`confidence`, `entropy` or `whole`",
-        accepts="confidence, entropy or whole",
+        more="`confidence`, `first_tokens`, `entropy` or `whole`",
+        accepts="confidence, first_tokens, entropy or whole",
     )
     router_bar: float | None = setting(
         None,
         "the measure at which an answer is accepted",
-        accepts="0 to 1 for confidence, 0 or more nats for entropy, none for whole",
+        accepts="0 to 1 for confidence and first_tokens, 0 or more nats for entropy, none for whole",
         unset="by the gate",
         ge=0,
         allow_inf_nan=False,
@@ -191,7 +191,7 @@ class ModelSettings(BaseModel):
         if self.router_bar is not None:
             if self.router_gate == "whole":
                 raise BadSetting("router_bar is set, and the gate 'whole' has none; accepted: router_bar not set.")
-            if self.router_gate == "confidence" and self.router_bar > 1:
+            if self.router_gate in ("confidence", "first_tokens") and self.router_bar > 1:
                 raise BadSetting(f"router_bar is {self.router_bar:g}; accepted: a probability, 0 to 1.")
 
 

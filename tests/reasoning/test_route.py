@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine import GREEDY, Engine, EngineConfig, Span, TokenLogprob
 from reasoning.candidate import Candidate, Draft
-from reasoning.route import CascadeStep, Checked, Confident, Decided, Gate, Routed, Tried, Whole, cascade
+from reasoning.route import CascadeStep, Checked, Confident, Decided, FirstTokens, Gate, Routed, Tried, Whole, cascade
 from reasoning.strategy import Context
 from reasoning.thinking import Markers, Piece
 
@@ -49,6 +50,8 @@ async def routed(steps: Sequence[CascadeStep], gates: Sequence[Gate]) -> tuple[l
     ("small", "gate", "escalates", "why"),
     [
         (answer("a", 0.9), Confident(0.8), False, ""), (answer("a", 0.7), Confident(0.8), True, "confidence is 0.7"),
+        (answer("a", 0.9), FirstTokens(0.8, 3), False, ""),
+        (answer("a", 0.7), FirstTokens(0.8, 3), True, "first tokens is 0.7, accepted: at least 0.8"),
         (answer("a", 1.0), Decided(0.1), False, ""), (answer("a", 0.5), Decided(0.1), True, "entropy is 0.693"),
         (answer("a"), Checked(lambda text: text == "a"), False, ""),
         (answer("b"), Checked(lambda text: text == "a"), True, "check is 0, accepted: at least 1"),
@@ -67,6 +70,22 @@ async def test_what_does_not_pass_is_escalated_and_says_why(
     assert why in tried[0].why and tried[0].passed is not escalates
     assert report.cost == 4 * 1.0 + (8 * 5.0 if escalates else 0)
     assert report.model == asked[-1]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "stops", "passes"),
+    [
+        ([0.5, 0.5], False, False),  # a third token could make up for these, and the answer's end is judged
+        ([0.5, 0.5, 0.9], True, False), ([0.9, 0.9, 0.7, 0.1], False, True), ([0.9, 0.7, 0.7, 1.0, 1.0], True, False),
+        ([0.9], False, True), ([], False, False),
+    ],
+)  # fmt: skip
+def test_only_the_first_tokens_decide_and_a_bad_beginning_is_known_when_they_are_there(
+    probabilities: list[float], stops: bool, passes: bool
+) -> None:
+    gate, logprobs = FirstTokens(0.8, 3), tuple(TokenLogprob(1, math.log(p), ()) for p in probabilities)
+    assert gate.stops(logprobs) is stops
+    assert gate.judge(replace(answer("a"), logprobs=logprobs)).passed is passes
 
 
 async def test_the_last_answer_is_taken_and_told_for_what_it_is() -> None:
@@ -100,7 +119,8 @@ async def test_the_first_that_passes_is_given(probabilities: list[float], least:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Confident(1.5), lambda: Confident(float("nan")), lambda: Decided(-0.1),
+        lambda: Confident(1.5), lambda: Confident(float("nan")), lambda: Decided(-0.1), lambda: FirstTokens(1.5),
+        lambda: FirstTokens(0.5, 0),
     ],
 )  # fmt: skip
 def test_a_bar_that_makes_no_sense_is_refused(make: Callable[[], Gate]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.answering.answer_plan import AnswerPlan
-from app.answering.model_cascade import CONFIDENCE, ENTROPY, ModelCascade, ModelChosen, gate_of
+from app.answering.model_cascade import CONFIDENCE, ENTROPY, FIRST_CONFIDENCE, ModelCascade, ModelChosen, gate_of
 from app.answering.model_registry import ModelRegistry
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.served_model import ServedModel
@@ -19,7 +19,7 @@ from app.errors import ApiError, invalid
 from engine import GREEDY, InvalidParameter, Span
 from reasoning.agent import Wrote
 from reasoning.budget import ThinkingBudget
-from reasoning.route import Confident, Decided, Gate, Routed, Tried, Whole
+from reasoning.route import Confident, Decided, FirstTokens, Gate, Routed, Tried, Whole
 from reasoning.strategy import Event, Spent
 from reasoning.thinking import Piece, think_and_answer
 from tests.app.conftest import Server
@@ -109,6 +109,27 @@ def test_a_bar_that_everything_reaches_gives_the_first_ones_answer_when_it_is_wh
     report: Routed = only(items, Routed)
     assert not report.escalated and report.model == "small" and report.tried[0].why == ""
     assert only(items, ModelChosen).plan.served is auto.steps[0]
+    assert text(pieces(items)) == text(both.on_loop(alone(auto.steps[0])))
+    both.on_loop(free(both))
+
+
+def test_a_model_whose_first_tokens_are_too_unsure_is_stopped_there(both: Server) -> None:
+    auto = auto_of(both, FirstTokens(1.0))
+    items = both.on_loop(all_of(auto))
+    assert kinds(items) == ["Tried", "Spent", "ModelChosen", "Piece", "Tried", "Routed"]
+    small, large = [item for item in items if isinstance(item, Tried)]
+    assert (small.passed, large.passed) == (False, True) and small.why.startswith("first tokens is 0.")
+    assert 16 <= small.tokens < 24 < large.tokens and only(items, Spent).written == small.tokens
+    whole = [item for item in both.on_loop(all_of(auto_of(both, Confident(1.0)))) if isinstance(item, Tried)]
+    assert whole[0].tokens > small.tokens
+    assert text(pieces(items)) == text(both.on_loop(alone(auto.steps[1])))
+    both.on_loop(free(both))
+
+
+def test_a_model_that_begins_sure_is_given_with_all_that_it_writes(both: Server) -> None:
+    auto = auto_of(both, FirstTokens(0.0))
+    items = both.on_loop(all_of(auto))
+    assert kinds(items) == ["Tried", "Routed", "ModelChosen", "Piece"]
     assert text(pieces(items)) == text(both.on_loop(alone(auto.steps[0])))
     both.on_loop(free(both))
 
@@ -223,6 +244,7 @@ def test_closing_it_while_the_last_writes_frees_both_engines(both: Server) -> No
 def test_a_gate_has_a_bar_of_its_own_and_refuses_one_that_makes_no_sense() -> None:
     assert gate_of("confidence", 0.25) == Confident(0.25) and gate_of("entropy", 0.25) == Decided(0.25)
     assert gate_of("confidence") == Confident(CONFIDENCE) and gate_of("entropy") == Decided(ENTROPY)
+    assert gate_of("first_tokens") == FirstTokens(FIRST_CONFIDENCE) and gate_of("first_tokens", 0.5) == FirstTokens(0.5)
     assert gate_of("whole") == Whole()
     with pytest.raises(ValueError, match="accepted"):
         gate_of("confidence", 2.0)

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from reasoning.route import FirstTokens
 from tests.app.chatting import change, log_of, new_chat, read
 from tests.app.conftest import Server
 from tests.app.remote.planted import TEXT, Json, Planted, chunk, refuses, sends, speaks
@@ -100,6 +101,21 @@ def test_an_answer_of_here_is_given_where_the_remote_fails(http: httpx.Client, p
     assert answer["model"] == "pebble" and answer["choices"] == alone["choices"] and answer["usage"] == alone["usage"]
     remote = answer["routing"]["remote"]
     assert remote["sent"] and "refused the request" in remote["error"] and answer["routing"]["model"] == "pebble"
+
+
+def test_an_answer_that_began_unsure_is_whole_where_the_remote_fails(
+    remotes: Server, http: httpx.Client, planted: Planted
+) -> None:
+    auto = remotes.app.state.ponder.models.auto
+    there, auto.gate = auto.gate, FirstTokens(1.0)
+    try:
+        planted.does(refuses(400, "no"))
+        answer = ask(http, temperature=0, max_tokens=40)
+        alone = ask(http, temperature=0, max_tokens=40, private=True)
+    finally:
+        auto.gate = there
+    assert answer["routing"]["tried"][0]["verdicts"][0]["gate"] == "first tokens"
+    assert answer["choices"] == alone["choices"] and answer["usage"]["completion_tokens"] == 40
 
 
 def test_an_answer_of_here_is_given_where_the_remotes_has_not_the_form(http: httpx.Client, planted: Planted) -> None:
