@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench.reasoning import cascading, forcing, sampling, stopping, tree_http, trees
+from bench.reasoning import cascading, forcing, routing, sampling, stopping, tree_http, trees
 from bench.reasoning.asked import AT_ONCE, MODELS, BenchRow, Kind, questions, tell
 from engine import Engine, EngineConfig
 
@@ -78,6 +78,15 @@ async def _cascade(n: int) -> list[BenchRow]:
     return cascading.frontier(first, second, ratio)
 
 
+async def _routing(n: int) -> list[BenchRow]:
+    asked = routing.cases(n)
+    async with _engine("pebble-draft") as small, _engine() as large:
+        first = await routing.answered(small, asked, routing.DRAFT_TOKENS)
+        second = await routing.answered(large, asked, routing.MAX_TOKENS)
+    ratio = cascading.parameters(MODELS / "pebble") / cascading.parameters(MODELS / "pebble-draft")
+    return routing.routed(asked, first, second, ratio)
+
+
 async def _over_http(n: int) -> Json:
     made = await tree_http.compared(max(1, n // 10))
     return {"summary": tree_http.summary(made), "trees": made}
@@ -92,6 +101,7 @@ PARTS: dict[str, Part] = {  # the longest first, so that processes end together
     "game24 maxima": _maxima,
     "arithmetic samples": _samples("arithmetic"),
     "cascade": _cascade,
+    "routing": _routing,
     "game24 stops": _stops("game24"),
     "countdown4 stops": _stops("countdown4"),
     "arithmetic stops": _stops("arithmetic"),

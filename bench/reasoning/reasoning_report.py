@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.accuracy_curves import Curve, Point, draw
-from bench.reasoning import cascading, sampling
+from bench.reasoning import cascading, routing, sampling
 from bench.reasoning.asked import BenchRow
 
 PICTURES = Path(__file__).parents[2] / "docs" / "img"
@@ -39,7 +39,7 @@ def derived(parts: Parts) -> list[BenchRow]:
 def table(parts: Parts) -> str:
     """Markdown of all measured rows, and of those derived from them."""
     names = [name for name, made in parts.items() if isinstance(made, list)]
-    rows = [each for name in names if name != "cascade" for each in rows_of(parts, name)]
+    rows = [each for name in names if name not in ("cascade", "routing") for each in rows_of(parts, name)]
     lines = ["| way | questions | right | 95% interval | tokens | of thinking | |", "|---|---|---|---|---|---|---|"]
     for each in [*rows, *derived(parts)]:
         more = ", ".join(f"{key} {value:.4g}" for key, value in (each.more or {}).items())
@@ -49,6 +49,8 @@ def table(parts: Parts) -> str:
         )
     if "cascade" in parts:
         lines += ["", *(f"Cascade by {each}." for each in cascading.summary(rows_of(parts, "cascade")))]
+    if "routing" in parts:
+        lines += ["", *(f"Routing, {each}." for each in routing.summary(rows_of(parts, "routing")))]
     if over := parts.get("tree over http"):
         trees = over["summary"]
         lines += [
