@@ -70,7 +70,7 @@ class KVTransferConfig:
     peers: tuple[str, ...] = ()  # HOST or HOST:PORT: those that a request may name
     timeout_s: float | None = None  # of a load; what is missing then is computed. None: 60, and 5 from a store
     use_layerwise: bool = True  # a producer's: layers are sent while later ones are computed (LMCache's name)
-    layerwise_min_tokens: int = 64  # of a prompt in one step; blocks of fewer are sent once all layers are computed
+    layerwise_min_tokens: int = 384  # of a prompt in one step; blocks of fewer are sent once all layers are computed
     kv_connector: KVConnectorName = "TcpConnector"
     stores: tuple[str, ...] = ()  # HOST or HOST:PORT, in any order
     lookup_timeout_s: float = 0.5  # in which the stores say what they have; one that does not is left alone

@@ -55,7 +55,7 @@ class KVTransferExtra(BaseModel):
     stores: list[str] = []
     lookup_timeout_s: float = Field(0.5, gt=0)
     use_layerwise: bool = True
-    layerwise_min_tokens: int = Field(64, ge=1)
+    layerwise_min_tokens: int = Field(384, ge=1)
 
 
 class KVTransferSettings(BaseModel):

@@ -52,7 +52,13 @@ async def measure(model: Path) -> dict[str, Any]:  # Any: plain JSON
 
 async def _ways(config: EngineConfig, secret: Path) -> list[dict[str, Any]]:
     transfers = {
-        way: KVTransferConfig("kv_producer", str(secret), kv_port=disaggregation.free_port(), use_layerwise=by_layer)
+        way: KVTransferConfig(
+            "kv_producer",
+            str(secret),
+            kv_port=disaggregation.free_port(),
+            use_layerwise=by_layer,
+            layerwise_min_tokens=1,
+        )
         for way, by_layer in WAYS.items()
     }
     async with AsyncExitStack() as stack:
