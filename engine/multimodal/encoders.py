@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.model.loader import Weights
-from engine.model.model_spec import GridVisionSpec, ModelSpec, WeightNames
+from engine.model.model_spec import GridVisionSpec, ModelSpec, PooledVisionSpec, WeightNames
 from engine.multimodal.gemma3_encoder import Gemma3Encoder
 from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
+from engine.multimodal.gemma4_encoder import Gemma4Encoder
+from engine.multimodal.gemma4_processor import Gemma4ImageProcessor
 from engine.multimodal.image_processor import ImageProcessor
 from engine.multimodal.processors import Processor
 from engine.multimodal.qwen3_5_encoder import Qwen35Encoder
@@ -52,6 +54,9 @@ def load_encoder(
     if isinstance(spec.vision, GridVisionSpec):
         assert isinstance(processor, Qwen35ImageProcessor), "of one checkpoint"
         return Qwen35Encoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)
+    if isinstance(spec.vision, PooledVisionSpec):
+        assert isinstance(processor, Gemma4ImageProcessor), "of one checkpoint"
+        return Gemma4Encoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)
     assert isinstance(processor, ImageProcessor | Gemma3ImageProcessor), "of one checkpoint"
     encoder = Gemma3Encoder if spec.vision.averaged else VisionEncoder
     return encoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)

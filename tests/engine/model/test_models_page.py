@@ -47,7 +47,7 @@ _MODELS = {
     "gemma3_text": "Gemma 3, 270M and 1B",
     "gemma3": "Gemma 3, 4B, 12B and 27B, with images",
     "gemma4_text": "Gemma 4, without vision and audio",
-    "gemma4": "Gemma 4, E2B, E4B, 26B-A4B and 31B: the text",
+    "gemma4": "Gemma 4, E2B, E4B, 26B-A4B and 31B, with images",
     "gpt_oss": "gpt-oss-20b, gpt-oss-120b",
     "granite": "Granite 3",
     "idefics3": "Idefics3, with images",
