@@ -18,7 +18,7 @@ from engine.model.layers import ACTIVATIONS
 from engine.model.loader import Weights
 from engine.model.model_spec import PooledVisionSpec, WeightNames
 from engine.multimodal.gemma4_processor import Gemma4ImageProcessor
-from engine.multimodal.vision_encoder import ROWS
+from engine.multimodal.vision_encoder import ROWS, rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class Gemma4Encoder:
             some = slice(at, at + rows)
             normed = self._normed(x[some], block.attention_norm)
             q, k, v = (project(normed).unflatten(1, (-1, spec.head_dim)) for project in block.qkv)
-            queries[some] = _rotated(self._normed(q, block.query_norm), turns[some])
-            keys[some] = _rotated(self._normed(k, block.key_norm), turns[some])
+            queries[some] = self._rotated(q, block.query_norm, turns[some])
+            keys[some] = self._rotated(k, block.key_norm, turns[some])
             values[some] = self._normed(v)
             yield
         shared = spec.heads // spec.kv_heads
@@ -149,6 +149,10 @@ class Gemma4Encoder:
             opened = self._activation(block.gate(normed)) * block.up(normed)
             x[some] += self._normed(block.down(opened), block.mlp_post_norm)
             yield
+
+    def _rotated(self, heads: Tensor, norm: Tensor, turns: Tensor) -> Tensor:
+        """Normalises heads (..., width) and rotates each half of them on its own."""
+        return rotated(self._normed(heads, norm).unflatten(-1, (2, -1)), turns).flatten(-2)
 
     def _normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """Returns the RMSNorm of `x` (..., width), in float32 within."""
@@ -184,10 +188,3 @@ class Gemma4Encoder:
 
     def _take(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(f"{self._root}{name}", shape).to(self.device, self.dtype)
-
-
-def _rotated(heads: Tensor, turns: Tensor) -> Tensor:
-    """Rotates heads (..., width): of each half the components i and i + width / 4 are pairs."""
-    parts = heads.float().unflatten(-1, (2, 2, -1))
-    turned = torch.complex(parts[..., 0, :], parts[..., 1, :]) * turns
-    return torch.stack([turned.real, turned.imag], -2).flatten(-3).to(heads.dtype)

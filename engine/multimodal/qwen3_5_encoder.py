@@ -18,7 +18,7 @@ from engine.model.layers import ACTIVATIONS
 from engine.model.loader import Weights
 from engine.model.model_spec import GridVisionSpec, WeightNames
 from engine.multimodal.qwen3_5_processor import Qwen35ImageProcessor
-from engine.multimodal.vision_encoder import ROWS, Affine
+from engine.multimodal.vision_encoder import ROWS, Affine, rotated
 
 EPS = 1e-6  # of its norms
 
@@ -127,7 +127,7 @@ class Qwen35Encoder:
         for at in range(0, len(x), rows):
             some = slice(at, at + rows)
             made = block.qkv.linear(block.attention_norm.norm(x[some], EPS)).view(-1, 3, heads, qkv.shape[3])
-            made[:, :2] = _rotated(made[:, :2], turns[some, None])
+            made[:, :2] = rotated(made[:, :2], turns[some, None])
             qkv[:, some] = made.transpose(0, 1)
             yield
         queries, keys, values = qkv.transpose(1, 2)  # (heads, patches, width of a head) each
@@ -155,10 +155,3 @@ class Qwen35Encoder:
 
     def _weight(self, name: str, *shape: int) -> Tensor:
         return self._weights.take(f"{self._root}{name}", shape).to(self.device).float()
-
-
-def _rotated(heads: Tensor, turns: Tensor) -> Tensor:
-    """Rotates heads (..., width), whose components i and i + width / 2 are pairs."""
-    real, imaginary = heads.float().chunk(2, -1)
-    turned = torch.complex(real, imaginary) * turns
-    return torch.cat([turned.real, turned.imag], -1).to(heads.dtype)
