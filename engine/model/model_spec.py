@@ -258,6 +258,35 @@ class PooledVisionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PixtralVisionSpec:
+    """Pixtral's encoder of images that keep their shape (Agrawal et al. 2024), with the connector of Mistral 3: each
+    square of `merge` x `merge` patches becomes one row."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    patch_size: int  # pixels a side
+    merge: int
+    image_token_id: int
+    activation: Activation = "gelu"
+    theta: float = 10_000.0  # of the patches' rotations
+    merge_eps: float = 1e-5  # of the norm before patches are merged
+    projector_activation: Activation = "gelu"
+    projector_bias: bool = False
+    whole_tokens: int = 0  # as `VisionSpec`
+    optional: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        return self.layers * self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+
+
+AnyVisionSpec = VisionSpec | GridVisionSpec | PooledVisionSpec | PixtralVisionSpec
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
@@ -313,7 +342,7 @@ class ModelSpec:
     recurrent_layers: tuple[int, ...] = ()  # these have a recurrence
     attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
-    vision: VisionSpec | GridVisionSpec | PooledVisionSpec | None = None  # the encoder of a model that reads images
+    vision: AnyVisionSpec | None = None  # the encoder of a model that reads images
     chunked: bool = False  # its windows (Llama 4)
     value_norm: bool = False  # values are normalised by head, without a weight (Gemma 4, as all that follows)
     global_heads: GlobalHeads | None = None

@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from tests.app.conftest import serving
-from tests.engine.multimodal import seeing_gemma3, seeing_gemma4, seeing_qwen35
+from tests.engine.multimodal import seeing_gemma3, seeing_gemma4, seeing_pixtral, seeing_qwen35
 from tests.engine.multimodal.seeing import png
 
 LEAD = "A long text that comes before the picture, as a document does. " * 8
 FAMILIES: dict[str, tuple[ModuleType, dict[str, Any]]] = {
     "gemma3": (seeing_gemma3, {}),
     "gemma4": (seeing_gemma4, {"large": True}),
+    "mistral3": (seeing_pixtral, {}),
     "qwen35": (seeing_qwen35, {}),
 }
 
@@ -103,7 +104,7 @@ def test_broken_images_are_refused_with_a_reason(web: httpx.Client) -> None:
 
 
 def test_a_sequence_is_cut_behind_an_image(web: httpx.Client) -> None:
-    messages = chat(data_url(png(30, 30, seed=5)))["messages"]
+    messages = chat(data_url(png(72, 30, seed=5)))["messages"]
     opened = web.post("/api/sequences", json={"messages": messages})
     assert opened.status_code == 201, opened.text
     place = f"/api/sequences/{opened.json()['id']}"

@@ -28,7 +28,7 @@ _MODELS = {
     "llama": "Llama 2 and 3, SmolLM, TinyLlama, Yi",
     "mistral": "Mistral 7B, Mistral Small",
     "ministral3": "Ministral 3",
-    "mistral3": "Mistral Small 3.1 and Ministral 3 with vision: the text",
+    "mistral3": "Mistral Small 3.1 and Ministral 3, with images",
     "qwen2": "Qwen 2, 2.5",
     "qwen3": "Qwen 3",
     "qwen3_5_text": "Qwen3.5, dense, without vision",

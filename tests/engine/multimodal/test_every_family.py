@@ -14,7 +14,7 @@ import pytest
 from engine import GREEDY, Engine, Span
 from engine.errors import InvalidParameter
 from engine.multimodal.image_input import FIRST_IMAGE_ID
-from tests.engine.multimodal import seeing_gemma3, seeing_gemma4, seeing_qwen35
+from tests.engine.multimodal import seeing_gemma3, seeing_gemma4, seeing_pixtral, seeing_qwen35
 from tests.engine.multimodal.seeing import (
     KEPT,
     SPAN,
@@ -44,6 +44,7 @@ FAMILIES = {
     "gemma3": SeeingFamily(seeing_gemma3.build, seeing_gemma3.write, True, 14),
     "gemma4-small": SeeingFamily(seeing_gemma4.build, seeing_gemma4.write, False, 28),
     "gemma4-large": SeeingFamily(lambda: seeing_gemma4.build(large=True), seeing_gemma4.write, True, 28),
+    "mistral3": SeeingFamily(seeing_pixtral.build, seeing_pixtral.write, False, 28),
     "qwen3_5": SeeingFamily(seeing_qwen35.build, seeing_qwen35.write, False, 28),
 }
 
