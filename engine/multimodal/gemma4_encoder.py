@@ -2,12 +2,11 @@
 
 Patches have a learned position for their row and one for their column, and by these queries and keys rotate, too (2-D
 RoPE). Queries, keys and values are normalised by head, and what a layer adds once more. Squares of patches are averaged
-to the rows of a prompt. Computed in units, as SigLIP is: see `vision_encoder`.
+to the rows of a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,8 @@ from engine.model.layers import ACTIVATIONS
 from engine.model.loader import Weights
 from engine.model.model_spec import PooledVisionSpec, WeightNames
 from engine.multimodal.gemma4_processor import Gemma4ImageProcessor
-from engine.multimodal.vision_encoder import ROWS, rotated
+from engine.multimodal.grid_encoder import GridEncoder
+from engine.multimodal.vision_encoder import rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class _Block:
     mlp_post_norm: Tensor
 
 
-class Gemma4Encoder:
+class Gemma4Encoder(GridEncoder[_Block]):
     """The encoder of one checkpoint, loaded. `hidden_size` is the width of the text model's embeddings.
 
     Raises:
         CheckpointError: a weight is missing or has another shape.
     """
 
-    features, planar = 1, False
+    attention_scale = 1.0  # queries and keys are normalised
 
     def __init__(
         self,
@@ -69,12 +69,9 @@ class Gemma4Encoder:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.spec, self.device, self.dtype, self.hidden_size = spec, device, dtype, hidden_size
-        self.whole_tokens = spec.whole_tokens
+        super().__init__(processor, spec.patch_size, hidden_size, dtype, device)
+        self.spec, self.whole_tokens = spec, spec.whole_tokens
         self._activation = ACTIVATIONS[spec.activation]
-        self._scale = processor.scale
-        self._mean = torch.tensor(processor.mean, device=device)
-        self._std = torch.tensor(processor.std, device=device)
         self._weights, self._root = weights, names.vision
         width = spec.hidden_size
         self._patches = self._take("patch_embedder.input_proj.weight", width, 3 * spec.patch_size**2)
@@ -86,31 +83,9 @@ class Gemma4Encoder:
         self._connector = weights.take(names.connector, (hidden_size, width)).to(device, dtype)
         del self._weights
 
-    def encode(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        """Encodes an image (rows, size, width, 3) uint8, and yields after each unit. Run it in inference mode.
-
-        Returns:
-            The rows for the text model: (rows * columns, hidden_size) in the model's dtype.
-        """
-        pool = self.spec.pool
-        rows, columns = len(pixels), pixels.shape[2] // (self.spec.patch_size * pool)
-        x = self._embedded(pixels.to(self.device), rows * pool, columns * pool)
-        turns = self._rotations(rows * pool, columns * pool)
-        yield
-        step = len(x) if self.device.type == "cuda" else ROWS
-        for block in self._blocks:
-            yield from self._run(block, x, turns, step)
-        means = x.float().view(rows, pool, columns, pool, -1).mean((1, 3)).flatten(0, 1).to(self.dtype)
-        pooled = means.float() * self.spec.hidden_size**0.5
-        if self._standard is not None:
-            pooled = (pooled - self._standard[0]) * self._standard[1]
-        return F.linear(self._normed(pooled.to(self.dtype)), self._connector)
-
     def _embedded(self, pixels: Tensor, rows: int, columns: int) -> Tensor:
-        """Returns the patches of an image with their positions, row by row: (rows * columns, width)."""
         patch = self.spec.patch_size
-        x = ((pixels.float() * self._scale - self._mean) / self._std).to(self.dtype)
-        x = x.view(rows, patch, columns, patch, 3).transpose(1, 2).reshape(rows * columns, -1)
+        x = pixels.view(rows, patch, columns, patch, 3).transpose(1, 2).reshape(rows * columns, -1)
         of_columns, of_rows = self._positions
         places = of_columns[:columns] + of_rows[:rows, None]
         return F.linear(x, self._patches) + places.flatten(0, 1)
@@ -121,34 +96,33 @@ class Gemma4Encoder:
         frequencies = 1.0 / self.spec.theta ** (torch.arange(0, half, 2, dtype=torch.float32) / half)
         row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         angles = torch.stack([column, row], -1).view(-1, 1, 2, 1) * frequencies
-        return torch.polar(torch.ones_like(angles), angles).to(self.device)
+        return torch.polar(torch.ones_like(angles), angles)
 
-    def _run(self, block: _Block, x: Tensor, turns: Tensor, rows: int) -> Generator[None, None, None]:
-        """Runs a block on `x` (patches, width) in place, for `rows` patches at a time."""
-        spec = self.spec
-        queries = x.new_empty(len(x), spec.heads, spec.head_dim)
-        keys, values = x.new_empty(2, len(x), spec.kv_heads, spec.head_dim)
-        for at in range(0, len(x), rows):
-            some = slice(at, at + rows)
-            normed = self._normed(x[some], block.attention_norm)
-            q, k, v = (project(normed).unflatten(1, (-1, spec.head_dim)) for project in block.qkv)
-            queries[some] = self._rotated(q, block.query_norm, turns[some])
-            keys[some] = self._rotated(k, block.key_norm, turns[some])
-            values[some] = self._normed(v)
-            yield
-        shared = spec.heads // spec.kv_heads
-        k, v = (each.repeat_interleave(shared, 1).transpose(0, 1) for each in (keys, values))
-        for at in range(0, len(x), rows):
-            some = slice(at, at + rows)
-            attended = F.scaled_dot_product_attention(queries[some].transpose(0, 1), k, v, scale=1.0)
-            x[some] += self._normed(block.out(attended.transpose(0, 1).flatten(1)), block.attention_post_norm)
-            yield
-        for at in range(0, len(x), rows):
-            some = slice(at, at + rows)
-            normed = self._normed(x[some], block.mlp_norm)
-            opened = self._activation(block.gate(normed)) * block.up(normed)
-            x[some] += self._normed(block.down(opened), block.mlp_post_norm)
-            yield
+    def _heads(self, block: _Block, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values; heads that share keys have copies of them."""
+        normed, shared = self._normed(x, block.attention_norm), self.spec.heads // self.spec.kv_heads
+        q, k, v = (project(normed).unflatten(1, (-1, self.spec.head_dim)) for project in block.qkv)
+        keys, values = self._rotated(k, block.key_norm, turns), self._normed(v)
+        queries = self._rotated(q, block.query_norm, turns)
+        return queries, keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+
+    def _attention_out(self, block: _Block, attended: Tensor) -> Tensor:
+        return self._normed(block.out(attended), block.attention_post_norm)
+
+    def _mlp(self, block: _Block, x: Tensor) -> Tensor:
+        normed = self._normed(x, block.mlp_norm)
+        return self._normed(block.down(self._activation(block.gate(normed)) * block.up(normed)), block.mlp_post_norm)
+
+    def _squares(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        """Returns the means of squares of patches."""
+        pool = self.spec.pool
+        return x.float().view(rows // pool, pool, columns // pool, pool, -1).mean((1, 3)).flatten(0, 1).to(self.dtype)
+
+    def _connected(self, squares: Tensor) -> Tensor:
+        pooled = squares.float() * self.spec.hidden_size**0.5
+        if self._standard is not None:
+            pooled = (pooled - self._standard[0]) * self._standard[1]
+        return F.linear(self._normed(pooled.to(self.dtype)), self._connector)
 
     def _rotated(self, heads: Tensor, norm: Tensor, turns: Tensor) -> Tensor:
         """Normalises heads (..., width) and rotates each half of them on its own."""

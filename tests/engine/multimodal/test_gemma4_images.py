@@ -214,7 +214,7 @@ def test_units_leave_no_trace_in_the_rows(
     vision, image = spec_of(path).vision, picture(61, 40)
     assert isinstance(vision, PooledVisionSpec)
     whole = encoded(path, image, vision)
-    monkeypatch.setattr("engine.multimodal.gemma4_encoder.ROWS", 5)
+    monkeypatch.setattr("engine.multimodal.grid_encoder.ROWS", 5)
     assert (encoded(path, image, vision) - whole).abs().max() < 1e-5
 
 

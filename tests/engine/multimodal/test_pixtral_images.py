@@ -166,7 +166,7 @@ def test_dropping_a_feature_of_the_encoder_breaks_parity(
         return float((done.value.value - rows).abs().max() / rows.abs().max())
 
     assert error(spec.vision) < 1e-5 and error(replace(spec.vision, **changed)) > 1e-2
-    monkeypatch.setattr("engine.multimodal.pixtral_encoder.ROWS", 5)
+    monkeypatch.setattr("engine.multimodal.grid_encoder.ROWS", 5)
     assert error(spec.vision) < 1e-5  # units leave no trace
 
 
