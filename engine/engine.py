@@ -435,7 +435,7 @@ class Engine:
 
     def check_whole(self, tokens: Tokens[int]) -> None:
         if self.image_processor is not None and self.image_processor.whole and has_images(tokens):
-            check_whole(tokens, self.image_processor.features)
+            check_whole(tokens, lambda token: self._images[key_of(token)].features)
 
     def check_length(self, length: int) -> None:
         if length > self.max_model_len:

@@ -83,7 +83,7 @@ class AttentionPlan:
 
     `kv` is the cache of all layers; `group_heads` is query heads per K/V head. `heads` are K/V heads and their width
     where layers differ in those, and the plan is for layers of these alone. `maskless` is False where every group needs
-    an explicit mask (softcapped scores). `chunked` is of the windows, see `ModelSpec`.
+    an explicit mask (softcapped scores). `chunked` is of the windows, and `windowed_images` of images, see `ModelSpec`.
     """
 
     def __init__(
@@ -97,8 +97,10 @@ class AttentionPlan:
         scratch: Scratch | None = None,
         maskless: bool = True,
         chunked: bool = False,
+        windowed_images: bool = False,
     ) -> None:
         self.batch, self._chunked = batch, chunked
+        self._windowed_images = windowed_images and batch.last_keys is not None
         self._cache = kv.like if heads is None else kv.like.new_empty(()).expand(*kv.like.shape[:3], *heads)
         self._in_place = kv.in_place and kv.device.type == "cpu"
         self._block_size = kv.block_size
@@ -116,11 +118,17 @@ class AttentionPlan:
                 self._groups[window] = self._plan(window)
 
     def _effective(self, window: int | None) -> int | None:
-        return None if window is None or window >= self._longest else window
+        if window is None or self._windowed_images:  # a window that hides nothing still lets an image's tokens attend
+            return window
+        return None if window >= self._longest else window
 
     def first_key(self, position: Position, window: int) -> Position:
         """Returns the first position that a query attends to, be it below 0; of each query of a tensor."""
         return position - position % window if self._chunked else position - window + 1
+
+    def last_keys(self, window: int | None) -> Tensor | None:
+        """Returns the last position that each token attends to in layers of this window; None: its own."""
+        return None if window is None and self._windowed_images else self.batch.last_keys
 
     def groups(self, window: int | None) -> list[_Group]:
         """Returns the groups for layers of this window."""
@@ -165,7 +173,7 @@ class AttentionPlan:
         keys = max(context - row.first * self._block_size for context, row in zip(contexts, rows, strict=True))
         long = queries > BATCHED_QUERIES
         sees_all = queries == 1 and window is None and len(set(contexts)) == 1  # at the end of its context
-        causal = long and queries == contexts[0] and window is None and self._maskless and batch.last_keys is None
+        causal = long and queries == contexts[0] and window is None and self._maskless and self.last_keys(None) is None
         mask = None if causal or (sees_all and self._maskless) else self._mask(rows, queries, keys, window)
         tokens = None if len(rows) == len(batch.context_lens) else self._tokens(rows, queries)
         run = self._run(rows[0]) if len(rows) == 1 else None
@@ -238,7 +246,7 @@ class AttentionPlan:
     def _mask(self, rows: list[_Row], queries: int, keys: int, window: int | None) -> Tensor:
         """Returns the additive mask: (rows, 1, group heads * queries, keys), or (queries, keys) for a long row."""
         device = self.batch.positions.device
-        tokens, last = self._tokens(rows, queries), self.batch.last_keys
+        tokens, last = self._tokens(rows, queries), self.last_keys(window)
         query = self.batch.positions[tokens].view(len(rows), queries, 1)
         key = torch.arange(keys, device=device)
         if any(row.first for row in rows):
@@ -472,10 +480,11 @@ def reference(
             own = cache.view(len(cache), -1, kv_heads, width)[:, batch.branches.slots[row, : context - begin]]
             rows[:, begin:context] = own.float()
         keys, values = rows if latent is None else _expanded(rows[0, :, 0], latent)
+        last = plan.last_keys(window)
         for token in range(batch.query_starts[row], batch.query_starts[row + 1]):
             position = int(batch.positions[token])
             first = batch.first_key if window is None else max(batch.first_key, plan.first_key(position, window))
-            end = 1 + (position if batch.last_keys is None else int(batch.last_keys[token]))
+            end = 1 + (position if last is None else int(last[token]))
             for head in range(query.shape[1]):
                 k, v = keys[first:end, head // shared], values[first:end, head // shared]
                 scores = k @ query[token, head].float() * scale

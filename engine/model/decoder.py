@@ -274,6 +274,7 @@ class Decoder:
                 scratch=self._scratch,
                 maskless=spec.attention_softcap is None and not (spec.sinks and self.device.type != "cpu"),
                 chunked=spec.chunked,
+                windowed_images=spec.windowed_images,
             )
             for (*heads, table), windows in seen.items()
         }

@@ -227,6 +227,66 @@ class GridVisionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledVisionSpec:
+    """Gemma 4's encoder of images that keep their shape: the patches of each square of `pool` x `pool` are averaged to
+    one row, which is normalised and projected."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    patch_size: int  # pixels a side
+    pool: int
+    positions: int  # learned ones, of rows and as many of columns
+    image_token_id: int  # the token whose embedding of each layer an image's rows have: that of padding
+    activation: Activation = "gelu_tanh"
+    norm_eps: float = 1e-6
+    theta: float = 100.0  # of the patches' rotations
+    clipped: bool = False  # inputs and outputs of projections are held to ranges
+    standardized: bool = False  # the means, less a bias and scaled
+    whole_tokens: int = 0  # of the largest image, as `VisionSpec`
+    windowed: bool = True  # these attend to each other in layers with a window alone
+    optional: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        return self.layers * self.hidden_size * (attention + 3 * self.intermediate_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PixtralVisionSpec:
+    """Pixtral's encoder of images that keep their shape (Agrawal et al. 2024), with the connector of Mistral 3: each
+    square of `merge` x `merge` patches becomes one row."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    patch_size: int  # pixels a side
+    merge: int
+    image_token_id: int
+    activation: Activation = "gelu"
+    theta: float = 10_000.0  # of the patches' rotations
+    merge_eps: float = 1e-5  # of the norm before patches are merged
+    projector_activation: Activation = "gelu"
+    projector_bias: bool = False
+    whole_tokens: int = 0  # as `VisionSpec`
+    optional: bool = True
+
+    @property
+    def parameters(self) -> int:
+        """Returns about how many the encoder has."""
+        return self.layers * self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+
+
+AnyVisionSpec = VisionSpec | GridVisionSpec | PooledVisionSpec | PixtralVisionSpec
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The architecture that the decoder computes. `windows` and `ropes` have one entry per layer.
 
@@ -282,7 +342,7 @@ class ModelSpec:
     recurrent_layers: tuple[int, ...] = ()  # these have a recurrence
     attention_layers: tuple[int, ...] | None = None  # None: those without a convolution or a recurrence
     recurrence: GatedDelta | StateSpace | None = None
-    vision: VisionSpec | GridVisionSpec | None = None  # the encoder of a model that reads images
+    vision: AnyVisionSpec | None = None  # the encoder of a model that reads images
     chunked: bool = False  # its windows (Llama 4)
     value_norm: bool = False  # values are normalised by head, without a weight (Gemma 4, as all that follows)
     global_heads: GlobalHeads | None = None
@@ -324,6 +384,11 @@ class ModelSpec:
         others = self.experts is not None and (self.experts.gate is not None or self.experts.scaled_inputs)
         attends = self.sinks or self.chunked or self.value_norm or self.uneven_kv or self.latent is not None
         return attends or others or self.recurrence is not None or self.per_layer_input is not None or self.layer_scales
+
+    @property
+    def windowed_images(self) -> bool:
+        """Returns whether tokens of an image attend to later ones of it in layers with a window alone (Gemma 4)."""
+        return isinstance(self.vision, PooledVisionSpec) and self.vision.windowed
 
     def attended_width(self, layer: int) -> int:
         """Returns the width of attention's result, before its output projection."""

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from engine.model.loader import Weights
-from engine.model.model_spec import GridVisionSpec, ModelSpec, WeightNames
+from engine.model.model_spec import GridVisionSpec, ModelSpec, PixtralVisionSpec, PooledVisionSpec, WeightNames
 from engine.multimodal.gemma3_encoder import Gemma3Encoder
 from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
+from engine.multimodal.gemma4_encoder import Gemma4Encoder
+from engine.multimodal.gemma4_processor import Gemma4ImageProcessor
 from engine.multimodal.image_processor import ImageProcessor
+from engine.multimodal.pixtral_encoder import PixtralEncoder
+from engine.multimodal.pixtral_processor import PixtralImageProcessor
 from engine.multimodal.processors import Processor
 from engine.multimodal.qwen3_5_encoder import Qwen35Encoder
 from engine.multimodal.qwen3_5_processor import Qwen35ImageProcessor
@@ -52,6 +56,12 @@ def load_encoder(
     if isinstance(spec.vision, GridVisionSpec):
         assert isinstance(processor, Qwen35ImageProcessor), "of one checkpoint"
         return Qwen35Encoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)
+    if isinstance(spec.vision, PooledVisionSpec):
+        assert isinstance(processor, Gemma4ImageProcessor), "of one checkpoint"
+        return Gemma4Encoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)
+    if isinstance(spec.vision, PixtralVisionSpec):
+        assert isinstance(processor, PixtralImageProcessor), "of one checkpoint"
+        return PixtralEncoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)
     assert isinstance(processor, ImageProcessor | Gemma3ImageProcessor), "of one checkpoint"
     encoder = Gemma3Encoder if spec.vision.averaged else VisionEncoder
     return encoder(spec.vision, names, weights, processor, spec.hidden_size, dtype, device)

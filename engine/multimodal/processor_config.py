@@ -8,6 +8,8 @@ from engine.errors import CheckpointError
 from engine.model.loader import Json, read_json
 
 FILES = ("processor_config.json", "preprocessor_config.json")
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of red, green and blue
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _STEPS = ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb")
 
 

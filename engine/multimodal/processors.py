@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.model.loader import Json
 from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
+from engine.multimodal.gemma4_processor import Gemma4ImageProcessor
 from engine.multimodal.image_input import ImageInput
 from engine.multimodal.image_processor import ImageProcessor
+from engine.multimodal.pixtral_processor import PixtralImageProcessor
 from engine.multimodal.qwen3_5_processor import Qwen35ImageProcessor
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Processor(Protocol):
 
 _LOADERS: Mapping[str, Callable[[Path, Json], Processor]] = {
     "Gemma3ForConditionalGeneration": Gemma3ImageProcessor.load,
+    "Gemma4ForConditionalGeneration": Gemma4ImageProcessor.load,
+    "Mistral3ForConditionalGeneration": PixtralImageProcessor.load,
     "Qwen3_5ForConditionalGeneration": Qwen35ImageProcessor.load,
     "Qwen3_5MoeForConditionalGeneration": Qwen35ImageProcessor.load,
 }

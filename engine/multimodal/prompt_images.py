@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import ChatTemplateError, ContextLengthExceeded, InvalidParameter
@@ -52,16 +52,17 @@ def with_images(
     return whole
 
 
-def check_whole(tokens: Sequence[int], features: int) -> None:
-    """Checks the images among the tokens of a model whose images have `features` tokens each, which attend to each
-    other: a part of one would be another thing than in the whole.
+def check_whole(tokens: Sequence[int], size_of: Callable[[int], int]) -> None:
+    """Checks the images among the tokens of a model whose images' tokens attend to each other: a part of one would be
+    another thing than in the whole. `size_of` gives the tokens of the image that one of its ids is of.
 
     Raises:
         InvalidParameter: there is a part of one.
     """
     for start, end in ImageSpans().among(tokens):
-        if offset_of(tokens[start]) or end - start != features:
+        size = size_of(tokens[start])
+        if offset_of(tokens[start]) or end - start != size:
             raise InvalidParameter(
                 "tokens", f"tokens {start} to {end - 1} are a part of an image, whose tokens attend to each other in "
-                f"this model; accepted: all {features} of an image, or none.",
+                f"this model; accepted: all {size} of an image, or none.",
             )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InvalidImage
 from engine.model.loader import Json
 from engine.multimodal.image_input import MAX_IMAGE_TOKENS, ImageInput, image_digest, placeholder
-from engine.multimodal.processor_config import channels, pixels, read_settings, refused
+from engine.multimodal.processor_config import CLIP_MEAN, CLIP_STD, channels, pixels, read_settings, refused
 
 if TYPE_CHECKING:
     from PIL.Image import Image  # Pillow is loaded with the first image
@@ -26,8 +26,6 @@ MAX_RATIO = 200  # of a picture's edges
 LOW_DETAIL_PIXELS = 512 * 512  # that a picture of low detail has at most, as OpenAI's has
 _KINDS = ("Qwen2VLImageProcessor", "Qwen3VLImageProcessor")
 _BICUBIC = 3  # Pillow's
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class Qwen35ImageProcessor:
             patch * merge, least, most, int(config.get("image_token_id", 248_056)),
             int(config.get("vision_start_token_id", 248_053)), int(config.get("vision_end_token_id", 248_054)),
             int(given.get("resample", _BICUBIC)), float(given.get("rescale_factor", 1 / 255)),
-            channels(given, "image_mean", _CLIP_MEAN), channels(given, "image_std", _CLIP_STD),
+            channels(given, "image_mean", CLIP_MEAN), channels(given, "image_std", CLIP_STD),
         )  # fmt: skip
 
     @property

@@ -175,3 +175,10 @@ def _positions(side: int, trained: int) -> Tensor:
     fractions = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
     buckets = torch.bucketize(fractions, boundaries, right=True)
     return (buckets[:, None] * trained + buckets).flatten()
+
+
+def rotated(heads: Tensor, turns: Tensor) -> Tensor:
+    """Rotates heads (..., width), whose components i and i + width / 2 are pairs, by complex `turns`."""
+    real, imaginary = heads.float().chunk(2, -1)
+    turned = torch.complex(real, imaginary) * turns
+    return torch.cat([turned.real, turned.imag], -1).to(heads.dtype)

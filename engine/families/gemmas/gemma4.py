@@ -1,7 +1,8 @@
 """Gemma 4: most layers slide; the others have larger heads, a quarter of which rotates, and values may be keys.
 
 The last layers may read the keys and values of earlier ones, every layer may have an input of its own, and experts run
-beside the MLP. The text part of a checkpoint with vision and audio is run too; its images and sounds are not.
+beside the MLP. A checkpoint with vision has an encoder of images; in the larger models the tokens of an image attend to
+each other in both directions where layers slide. Sounds and videos are not read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.families.reading import (
     flag,
     integer,
     must_be,
+    number,
     optional_number,
     refuse,
     rope,
@@ -24,13 +26,14 @@ from engine.families.reading import (
     windows,
 )
 from engine.model.loader import Json
-from engine.model.model_spec import Experts, GlobalHeads, ModelSpec, PerLayerInput, Rope, WeightNames
+from engine.model.model_spec import Experts, GlobalHeads, ModelSpec, PerLayerInput, PooledVisionSpec, Rope, WeightNames
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
 }
+MAX_SOFT_TOKENS = 1120  # of an image, in any processor
 # Configurations leave out what is as in transformers' defaults.
 DEFAULTS: Json = {
     "vocab_size": 262_144,
@@ -166,15 +169,57 @@ def _text(config: Json) -> Json:
 
 
 def spec_with_vision(config: Json) -> ModelSpec:
-    """ModelSpec of the text part of a Gemma 4 config.json with vision. Raises CheckpointError."""
-    return spec(_text(config))
+    """ModelSpec of a Gemma 4 config.json with vision. Raises CheckpointError."""
+    text = _text(config)
+    return replace(spec(text), vision=_vision(config.get("vision_config"), text))
+
+
+def _vision(vision: Any, text: Json) -> PooledVisionSpec | None:  # Any: JSON
+    """Reads the encoder; None of a checkpoint without one."""
+    if not vision:
+        return None
+    must_be(vision, "model_type", "gemma4_vision")
+    must_be(vision, "attention_bias", False)
+    rotary = vision.get("rope_parameters") or {}
+    must_be(rotary, "rope_type", "axial", "default")
+    heads, kv_heads = integer(vision, "num_attention_heads", 12), integer(vision, "num_key_value_heads", 12)
+    head_dim = integer(vision, "head_dim", 64)
+    if heads % kv_heads:
+        raise refuse("vision_config.num_key_value_heads", kv_heads, f"a divisor of num_attention_heads = {heads}")
+    if head_dim % 4:
+        raise refuse("vision_config.head_dim", head_dim, "a multiple of 4")
+    padding, rows = integer(text, "pad_token_id", 0, minimum=0), integer(text, "vocab_size", DEFAULTS["vocab_size"])
+    if padding >= rows:
+        raise refuse("pad_token_id", padding, f"a token of the vocabulary, below {rows}")
+    return PooledVisionSpec(
+        hidden_size=integer(vision, "hidden_size", 768),
+        layers=integer(vision, "num_hidden_layers", 16),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=integer(vision, "intermediate_size", 3072),
+        patch_size=integer(vision, "patch_size", 16),
+        pool=integer(vision, "pooling_kernel_size", 3),
+        positions=integer(vision, "position_embedding_size", 10_240),
+        image_token_id=padding,
+        activation=activation(vision, "hidden_activation", default="gelu_pytorch_tanh"),
+        norm_eps=number(vision, "rms_norm_eps", 1e-6),
+        theta=number(rotary, "rope_theta", 100.0),
+        clipped=flag(vision, "use_clipped_linears"),
+        standardized=flag(vision, "standardize"),
+        whole_tokens=MAX_SOFT_TOKENS if text.get("use_bidirectional_attention") == "vision" else 0,
+    )
 
 
 def names_with_vision(config: Json) -> WeightNames:
-    """The text model lies under a root of its own, encoders beside it are left alone."""
+    """The text model lies under a root of its own; what lies beside it and is no part of it is left alone."""
     others = tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"))
-    return _names(_text(config), "model.language_model.", others)
+    return replace(
+        _names(_text(config), "model.language_model.", others),
+        vision="model.vision_tower.",
+        connector="model.embed_vision.embedding_projection.weight",
+    )
 
 
 FAMILY = Family("gemma4_text", ("Gemma4ForCausalLM",), spec, names)
-WITH_VISION = Family("gemma4", ("Gemma4ForConditionalGeneration",), spec_with_vision, names_with_vision)
+WITH_VISION = Family("gemma4", ("Gemma4ForConditionalGeneration",), spec_with_vision, names_with_vision, sees=True)

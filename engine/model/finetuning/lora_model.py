@@ -101,7 +101,7 @@ def trainable_projections(spec: ModelSpec, names: WeightNames, wanted: Sequence[
         "inputs of each layer": spec.per_layer_input is not None or spec.layer_scales,
         "attention sinks": spec.sinks,
         "chunked attention": spec.chunked,
-        "a vision encoder": spec.vision is not None,
+        "a vision encoder": spec.vision is not None and not spec.vision.optional,
     }
     if refused := [name for name, there in found.items() if there]:
         raise CheckpointError(f"The model has {refused[0]}, which are not trained yet; accepted: dense models without.")

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.conftest import serving
-from tests.engine.multimodal import seeing_gemma3, seeing_qwen35
+from tests.engine.multimodal import seeing_gemma3, seeing_gemma4, seeing_pixtral, seeing_qwen35
 from tests.engine.multimodal.seeing import png
 
 LEAD = "A long text that comes before the picture, as a document does. " * 8
-FAMILIES = {"gemma3": seeing_gemma3, "qwen35": seeing_qwen35}
+FAMILIES: dict[str, tuple[ModuleType, dict[str, Any]]] = {
+    "gemma3": (seeing_gemma3, {}),
+    "gemma4": (seeing_gemma4, {"large": True}),
+    "mistral3": (seeing_pixtral, {}),
+    "qwen35": (seeing_qwen35, {}),
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def web(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    family = FAMILIES[request.param]
-    path = family.write(tmp_path_factory.mktemp("models") / request.param, family.build())
+    family, changed = FAMILIES[request.param]
+    path = family.write(tmp_path_factory.mktemp("models") / request.param, family.build(**changed))
     with (
         serving(path, tmp_path_factory.mktemp("data")) as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
@@ -78,17 +84,27 @@ def test_more_images_than_the_context_holds_are_refused(web: httpx.Client) -> No
     assert "of 4 images" in reply.text and "maximum context length is 1024" in reply.text
 
 
-def test_videos_and_broken_images_are_refused_by_name(web: httpx.Client) -> None:
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("video_url", {"url": "data:video/mp4;base64,AAAA"}),
+        ("input_audio", {"data": "AAAA", "format": "wav"}),
+    ],
+)
+def test_videos_and_sounds_are_refused_by_name(web: httpx.Client, kind: str, given: dict[str, str]) -> None:
     body = chat()
-    body["messages"][0]["content"].append({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}})
+    body["messages"][0]["content"].append({"type": kind, kind: given})
     reply = web.post("/v1/chat/completions", json=body)
-    assert reply.status_code == 400 and "video_url" in reply.text, reply.text
+    assert reply.status_code == 400 and kind in reply.text, reply.text
+
+
+def test_broken_images_are_refused_with_a_reason(web: httpx.Client) -> None:
     reply = web.post("/v1/chat/completions", json=chat(data_url(png(64, 64)[:100])))
     assert reply.status_code == 400 and "image cannot be read" in reply.text, reply.text
 
 
 def test_a_sequence_is_cut_behind_an_image(web: httpx.Client) -> None:
-    messages = chat(data_url(png(30, 30, seed=5)))["messages"]
+    messages = chat(data_url(png(72, 30, seed=5)))["messages"]
     opened = web.post("/api/sequences", json={"messages": messages})
     assert opened.status_code == 201, opened.text
     place = f"/api/sequences/{opened.json()['id']}"
@@ -96,7 +112,7 @@ def test_a_sequence_is_cut_behind_an_image(web: httpx.Client) -> None:
     shown = max(set(tokens[len(LEAD) :]), key=tokens[len(LEAD) :].count)
     first = next(at for at, token in enumerate(tokens) if token == shown and tokens[at : at + 9] == [shown] * 9)
     inside = web.post(f"{place}/truncate", json={"length": first + 5})
-    if web.get("/v1/models").json()["data"][0]["id"] == "gemma3":  # whose tokens attend to each other
+    if web.get("/v1/models").json()["data"][0]["id"] in ("gemma3", "gemma4"):  # whose tokens attend to each other
         assert inside.status_code == 400 and "part of an image" in inside.text, inside.text
     else:
         assert inside.status_code == 200, inside.text

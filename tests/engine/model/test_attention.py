@@ -67,12 +67,21 @@ def make_batch(
 
 
 def plan_for(
-    batch: Batch, cache: Tensor, window: int | None, group_heads: int, *, maskless: bool = True
+    batch: Batch,
+    cache: Tensor,
+    window: int | None,
+    group_heads: int,
+    *,
+    maskless: bool = True,
+    windowed_images: bool = False,
 ) -> AttentionPlan:
     """A plan over a cache of one layer, (2, blocks, block_size, kv_heads, head_dim)."""
     _, blocks, block_size, kv_heads, width = cache.shape
     kv = KVCache(1, blocks, block_size, kv_heads, width, cache.dtype, cache.device)
-    return AttentionPlan(batch, kv, (None, window), group_heads=group_heads, maskless=maskless)
+    windows = (None, window)
+    return AttentionPlan(
+        batch, kv, windows, group_heads=group_heads, maskless=maskless, windowed_images=windowed_images
+    )
 
 
 def both(
@@ -85,12 +94,14 @@ def both(
     window: int | None,
     softcap: float | None,
     sinks: bool = False,
+    windowed_images: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Returns the results of `paged` and `reference` for random queries, keys and values."""
     torch.manual_seed(blocks)
     cache = torch.randn(2, blocks, block_size, kv_heads, WIDTH)
     query = torch.randn(len(batch.positions), heads, WIDTH)
-    plan = plan_for(batch, cache, window, heads // kv_heads, maskless=softcap is None)
+    options = {"maskless": softcap is None, "windowed_images": windowed_images}
+    plan = plan_for(batch, cache, window, heads // kv_heads, **options)
     logits = torch.randn(heads) if sinks else None
     found = paged(query, cache, plan, window=window, scale=0.3, softcap=softcap, sinks=logits)
     return found, reference(query, cache, plan, window=window, scale=0.3, softcap=softcap, sinks=logits)
@@ -137,6 +148,27 @@ def test_keys_before_the_first_are_attended_to_by_none(shuffled: bool) -> None:
     found, expected = both(replace(batch, first_key=2), blocks, **sizes)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert (found - whole).abs().amax((1, 2)).min() > 1e-5
+
+
+@pytest.mark.parametrize("windowed_images", [False, True])
+@pytest.mark.parametrize("window", [None, 5, 24, 500])
+def test_tokens_of_images_attend_to_later_ones(window: int | None, windowed_images: bool) -> None:
+    batch, blocks = make_batch([(1, 60), (6, 40), (30, 90), (33, 33)], 8)
+    images = torch.zeros(len(batch.positions), dtype=torch.bool)
+    last = batch.positions.clone()
+    for row, start, end in ((1, 34, 38), (2, 65, 80), (3, 0, 9), (3, 20, 33)):
+        within = torch.arange(len(last)) >= batch.query_starts[row]
+        within &= torch.arange(len(last)) < batch.query_starts[row + 1]
+        within &= (batch.positions >= start) & (batch.positions < end)
+        last[within] = end - 1
+        images |= within
+    images &= last > batch.positions
+    sizes: dict[str, Any] = {"block_size": 8, "heads": 4, "kv_heads": 2, "window": window, "softcap": None}
+    causal, _ = both(batch, blocks, **sizes)
+    found, expected = both(replace(batch, last_keys=last), blocks, **sizes, windowed_images=windowed_images)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    moved = (found - causal).abs().amax((1, 2)) > 1e-4
+    assert torch.equal(moved, images if window is not None or not windowed_images else torch.zeros_like(images))
 
 
 def test_rows_without_queries_are_passed_over() -> None:

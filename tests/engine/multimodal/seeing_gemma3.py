@@ -5,7 +5,6 @@ An image has 64 pixels a side and 64 patches, of which 16 rows are made. Sliding
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import transformers
 
 from tests.engine.model import tiny
+from tests.engine.multimodal.seeing import save
 from tests.tiny import byte_tokenizer
 
 SIDE, FEATURES = 64, 16
@@ -51,14 +51,7 @@ def build(seed: int = 7, text: Mapping[str, Any] = {}, **vision: Any) -> Any:
 
 def write(path: Path, model: Any, *, processor: Mapping[str, Any] = PROCESSOR) -> Path:
     """Writes the model with its tokenizer, chat template and image processor."""
-    model.save_pretrained(path)
-    tokenizer = byte_tokenizer(SPECIAL)
-    tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"eos_token": TURN, "chat_template": TEMPLATE}
-    for name, value in {"tokenizer_config": settings, "preprocessor_config": processor}.items():
-        (path / f"{name}.json").write_text(json.dumps(value))
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(TURN)}))
-    return path
+    return save(path, model, SPECIAL, TURN, TEMPLATE, processor)
 
 
 def reference_processor() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,27 @@ import numpy as np
 import pytest
 import torch
 
-from engine import GREEDY, Engine, EngineConfig, Span
-from engine.errors import CheckpointError, ContextLengthExceeded, InvalidParameter
+from engine import Engine
+from engine.errors import CheckpointError, ContextLengthExceeded
 from engine.kernels import cpu
 from engine.model.loader import read_json
 from engine.model.memory import loaded_bytes, spec_of
 from engine.multimodal.gemma3_processor import Gemma3ImageProcessor
-from engine.multimodal.image_input import FIRST_IMAGE_ID, ImageInput
+from engine.multimodal.image_input import FIRST_IMAGE_ID
 from tests.engine.multimodal import seeing_gemma3 as gemma
-from tests.engine.multimodal.seeing import picture, png
-
-TOLERANCE = 1e-3
-SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
-KEPT: list[ImageInput] = []
+from tests.engine.multimodal.seeing import (
+    TOLERANCE,
+    answer,
+    apart,
+    chat,
+    config,
+    logprobs,
+    picture,
+    pictures,
+    png,
+    prompt,
+    shown,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,58 +39,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return model, gemma.write(tmp_path_factory.mktemp("models") / "gemma3", model)
 
 
-def config(path: Path, **changed: object) -> EngineConfig:
-    settings = {"dtype": "float32", "kv_blocks": 256, "threads": 1, **changed}
-    return EngineConfig(str(path), **settings)  # type: ignore[arg-type]  # fields of it
-
-
 @pytest.fixture
 async def engine(checkpoint: tuple[Any, Path]) -> AsyncIterator[Engine]:
     async with await Engine.start(config(checkpoint[1])) as engine:
         yield engine
 
 
-def chat(texts: Sequence[str], images: Sequence[object]) -> list[dict[str, Any]]:
-    """A message of texts with images between them."""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}]
-    for text, image in zip(texts[1:], images, strict=True):
-        parts += [{"type": "image", "image": image}, {"type": "text", "text": text}]
-    return [{"role": "user", "content": parts}]
-
-
-async def prompt(engine: Engine, texts: Sequence[str], sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[int]:
-    images = [await engine.image(png(*size, seed + at)) for at, size in enumerate(sizes)]
-    KEPT.extend(images)
-    return engine.tokenizer.encode_chat(chat(texts, images), None, {})
-
-
 def expected(
     model: Any, texts: Sequence[str], sizes: Sequence[tuple[int, int]], seed: int = 0
 ) -> tuple[list[int], torch.Tensor]:
     processor = gemma.reference_processor()
-    pictures = [picture(*size, seed + at) for at, size in enumerate(sizes)]
-    text = processor.apply_chat_template(chat(texts, pictures), add_generation_prompt=True, tokenize=False)
-    inputs = processor(text=text, images=[pictures], return_tensors="pt")
+    seen = pictures(sizes, seed)
+    text = processor.apply_chat_template(chat(texts, seen), add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=text, images=[seen], return_tensors="pt")
     with torch.no_grad():
         logits = model(**{name: value for name, value in inputs.items() if name != "num_crops"}).logits
     return inputs["input_ids"][0].tolist(), logits[0].float().log_softmax(-1)
-
-
-async def logprobs(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities of the likeliest tokens after each token but the last; NaN of others."""
-    async with await engine.open(tokens) as seq:
-        out = await seq.generate_all(Span(GREEDY, max_tokens=1, prompt_logprobs=8, ignore_eos=True))
-    found = torch.full((len(tokens) - 1, engine.vocab_size), torch.nan)
-    assert out.prompt_logprobs is not None
-    for at, each in enumerate(out.prompt_logprobs[1:]):
-        for token, value in () if each is None else each.top:
-            found[at, token] = value
-    return found
-
-
-async def answer(engine: Engine, tokens: list[int]) -> tuple[int, ...]:
-    async with await engine.open(tokens) as seq:
-        return (await seq.generate_all(SPAN)).token_ids
 
 
 @pytest.mark.parametrize("size", [(96, 40), (31, 77), (64, 64), (1, 1), (900, 1)])
@@ -93,8 +64,8 @@ def test_the_square_and_its_tokens_are_the_references(checkpoint: tuple[Any, Pat
     ours = processor.process(image, lambda _: [])
     theirs = gemma.reference_processor()(text=gemma.BEGIN, images=[[image]], return_tensors="np")
     soft = checkpoint[0].config.image_token_id
-    shown = [soft if id >= FIRST_IMAGE_ID else id for id in ours.token_ids]
-    assert shown == theirs["input_ids"][0].tolist()[1:-1]  # but for the new lines around them, which are text
+    within = theirs["input_ids"][0].tolist()[1:-1]  # but for the new lines around them, which are text
+    assert shown(ours.token_ids, soft) == within
     pixels = np.frombuffer(ours.pixels, dtype=np.uint8).reshape(ours.size, ours.size, 3)
     mean, std = np.array(gemma.PROCESSOR["image_mean"]), np.array(gemma.PROCESSOR["image_std"])
     normalised = ((pixels / 255 - mean) / std).transpose(2, 0, 1)
@@ -116,11 +87,8 @@ async def test_logits_are_the_references_in_chunks_of_any_size(
             texts = ["Look: ", *[f"and then number {at}, " for at in range(len(sizes) - 1)], "what is it?"]
             ids, reference = expected(model, texts, sizes, 10 * nth)
             tokens = await prompt(engine, texts, sizes, 10 * nth)
-            assert [model.config.image_token_id if id >= FIRST_IMAGE_ID else id for id in tokens] == ids
-            found = await logprobs(engine, tokens)
-            known = ~found.isnan()
-            assert known.sum() >= 8 * sum(token < FIRST_IMAGE_ID for token in tokens[1:])
-            assert (found - reference[:-1])[known].abs().max() < TOLERANCE
+            assert shown(tokens, model.config.image_token_id) == ids
+            assert await apart(engine, tokens, reference) < TOLERANCE
 
 
 async def test_a_message_that_begins_with_an_image_has_the_references_tokens(
@@ -128,7 +96,7 @@ async def test_a_message_that_begins_with_an_image_has_the_references_tokens(
 ) -> None:
     ids, _ = expected(checkpoint[0], ["", "what?"], [(20, 30)])  # the new lines of both sides are one token
     tokens = await prompt(engine, ["", "what?"], [(20, 30)])
-    assert [checkpoint[0].config.image_token_id if id >= FIRST_IMAGE_ID else id for id in tokens] == ids
+    assert shown(tokens, checkpoint[0].config.image_token_id) == ids
 
 
 async def test_marks_that_a_user_writes_stand_for_no_image(engine: Engine) -> None:
@@ -136,97 +104,6 @@ async def test_marks_that_a_user_writes_stand_for_no_image(engine: Engine) -> No
     assert sum(token >= FIRST_IMAGE_ID for token in tokens) == gemma.FEATURES
     marks = [engine.tokenizer.token_id(mark) for mark in (gemma.BEGIN, gemma.END)]
     assert [tokens.count(mark) for mark in marks if mark is not None] == [1, 1]
-
-
-@pytest.mark.parametrize("lead", range(8))
-async def test_a_prefix_that_ends_within_an_image_is_gone_on_from(engine: Engine, lead: int) -> None:
-    """Blocks have 16 tokens, and so has an image: with `lead` the cached prefix ends at another row of it."""
-    tokens = await prompt(engine, ["x" * (5 + lead), "What is it?"], [(50, 40)], lead)
-    first = next(at for at, token in enumerate(tokens) if token >= FIRST_IMAGE_ID)
-    one = Span(GREEDY, max_tokens=1, logprobs=8, ignore_eos=True)
-    async with await Engine.start(config(engine.model_path, prefix_cache=False)) as other:
-        other._register(KEPT)
-        async with await other.open(tokens) as seq:
-            fresh = await seq.generate_all(one)
-    end = first + gemma.FEATURES
-    async with await engine.open(tokens[:end]) as seq:
-        await seq.generate_all(one)
-    async with await engine.open(tokens) as seq:
-        out = await seq.generate_all(one)
-    assert out.cached_tokens == end // engine.config.block_size * engine.config.block_size > first
-    assert max(abs(a[1] - b[1]) for a, b in zip(out.logprobs[0].top, fresh.logprobs[0].top, strict=True)) < 1e-4
-
-
-async def test_a_second_question_about_an_image_finds_it_cached(engine: Engine) -> None:
-    lead = "A long text before it. " * 20
-    first, second = [await prompt(engine, [lead, text], [(50, 40)], 3) for text in ("What is it?", "How large?")]
-    await answer(engine, first)
-    encoded = (await engine.stats()).encoded_tokens
-    async with await engine.open(second) as seq:
-        out = await seq.generate_all(SPAN)
-    assert out.cached_tokens >= 0.95 * max(at for at, token in enumerate(second) if token >= FIRST_IMAGE_ID)
-    assert (await engine.stats()).encoded_tokens == encoded
-    other = await prompt(engine, [lead, "What is it?"], [(50, 40)], 4)
-    async with await engine.open(other) as seq:
-        found = await seq.generate_all(SPAN)
-    assert found.cached_tokens <= next(at for at, token in enumerate(other) if token >= FIRST_IMAGE_ID)
-
-
-async def test_forks_cuts_and_scores_go_on_from_an_image(engine: Engine) -> None:
-    tokens = await prompt(engine, ["Now ", "tell."], [(30, 60)], 5)
-    reference = await answer(engine, tokens)
-    first = next(at for at, token in enumerate(tokens) if token >= FIRST_IMAGE_ID)
-    async with await engine.open(tokens) as seq:
-        kids = seq.fork(2)
-        assert [(await kid.generate_all(SPAN)).token_ids for kid in kids] == [reference, reference]
-        scores = await seq.score([reference[:2], reference[:1]])
-        assert abs(scores[0][0] - scores[1][0]) < 1e-4
-        await seq.generate_all(SPAN)
-        for cut in (first + gemma.FEATURES, first):  # behind it, and before it
-            seq.truncate(cut)
-            await seq.generate_all(SPAN)
-            seq.truncate(cut)
-            seq.append(tokens[cut:])
-            assert (await seq.generate_all(SPAN)).token_ids == reference
-
-
-async def test_a_part_of_an_image_is_refused(engine: Engine) -> None:
-    tokens = await prompt(engine, ["Now ", "tell."], [(30, 60)], 6)
-    first = next(at for at, token in enumerate(tokens) if token >= FIRST_IMAGE_ID)
-    words = f"tokens {first} to {first + 4} are a part of an image.*accepted: all 16 of an image, or none"
-    with pytest.raises(InvalidParameter, match=words):
-        await engine.open(tokens[: first + 5])
-    async with await engine.open(tokens) as seq:
-        with pytest.raises(InvalidParameter, match=words):
-            seq.truncate(first + 5)
-        with pytest.raises(InvalidParameter, match="tokens 0 to 2 are a part"):
-            seq.append(tokens[first + gemma.FEATURES - 3 :])
-        assert len(seq) == len(tokens) and (await seq.generate_all(SPAN)).token_ids == await answer(engine, tokens)
-
-
-async def test_preempted_and_mixed_sequences_answer_as_alone(checkpoint: tuple[Any, Path]) -> None:
-    path = checkpoint[1]
-    async with await Engine.start(config(path, kv_blocks=20, prefix_cache=False, max_batch_tokens=32)) as engine:
-        prompts = [await prompt(engine, ["Why ", "so?"], [(40, 40)], seed) for seed in range(3)]
-        prompts += [engine.tokenizer.encode(text * 9) for text in ("Once upon ", "no pictures ")]
-        alone = [await answer(engine, each) for each in prompts]
-        long = Span(GREEDY, max_tokens=110, ignore_eos=True)
-        sequences = [await engine.open(each) for each in prompts]
-        out = await asyncio.gather(*(seq.generate_all(long) for seq in sequences))
-        assert [each.token_ids[:8] for each in out] == alone
-        assert (await engine.stats()).preemptions > 0
-
-
-async def test_no_chunk_of_a_prompt_changes_a_bit(checkpoint: tuple[Any, Path]) -> None:
-    found = []
-    for tokens in (7, 19, 512):
-        settings = {"deterministic": True, "kernels": "torch", "max_batch_tokens": tokens}
-        async with await Engine.start(config(checkpoint[1], **settings)) as engine:
-            asked = await prompt(engine, ["Look ", "and ", "what?"], [(40, 30), (9, 50)], 8)
-            async with await engine.open(asked) as seq:
-                out = await seq.generate_all(Span(GREEDY, max_tokens=6, logprobs=4, ignore_eos=True))
-            found.append([each.top for each in out.logprobs])
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("changed", [{}, {"max_batch_tokens": 9}], ids=str)
@@ -244,15 +121,6 @@ async def test_the_cpus_own_layers_attend_in_both_directions(tmp_path: Path, cha
     assert engine.numerics.kernels != "torch"
     error = (found[0] - found[1])[~(found[0] + found[1]).isnan()].abs()
     assert len(error) > 200 and error.mean() < 0.08  # 0.3 where they attend to earlier ones alone
-
-
-async def test_without_a_processor_the_text_is_read(tmp_path: Path, checkpoint: tuple[Any, Path]) -> None:
-    path = gemma.write(tmp_path, checkpoint[0])
-    (path / "preprocessor_config.json").unlink()
-    async with await Engine.start(config(path)) as engine:
-        with pytest.raises(InvalidParameter, match="reads no images; accepted: text"):
-            await engine.image(png(9, 9))
-        assert len(await answer(engine, engine.tokenizer.encode("Only text"))) == 8
 
 
 async def test_more_images_than_the_context_holds_are_refused(checkpoint: tuple[Any, Path]) -> None:

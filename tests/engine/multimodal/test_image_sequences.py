@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import GREEDY, Engine, EngineConfig, Sampling, Span
+from engine import GREEDY, Engine, Sampling, Span
 from engine.core.messages import AddImage
 from engine.errors import BadSnapshot, ContextLengthExceeded, InvalidImage, InvalidParameter
 from engine.ipc.data_parallel_link import DataParallelLink
@@ -18,9 +18,7 @@ from engine.ipc.supervisor import SupervisedLink
 from engine.kernels import cpu
 from engine.multimodal.image_input import FIRST_IMAGE_ID, key_of, offset_of, placeholder
 from tests.engine.multimodal import seeing
-from tests.engine.multimodal.seeing import asked, png
-
-SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
+from tests.engine.multimodal.seeing import SPAN, answer, asked, config, png
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +27,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return seeing.write(tmp_path_factory.mktemp("models") / "seeing", seeing.build(text=changed))
 
 
-def config(model: Path, **changed: object) -> EngineConfig:
-    settings = {"dtype": "float32", "kv_blocks": 128, "threads": 1, **changed}
-    return EngineConfig(str(model), **settings)  # type: ignore[arg-type]  # fields of it
-
-
 @pytest.fixture
 async def engine(model: Path) -> AsyncIterator[Engine]:
     async with await Engine.start(config(model)) as engine:
         yield engine
-
-
-async def answer(engine: Engine, tokens: list[int]) -> tuple[int, ...]:
-    async with await engine.open(tokens) as seq:
-        return (await seq.generate_all(SPAN)).token_ids
 
 
 def test_ids_of_an_image_lead_back_to_it() -> None:

@@ -3,7 +3,6 @@ they are run."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -14,21 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import GREEDY, Engine, EngineConfig, Span
+from engine import GREEDY, Engine, Span
 from engine.core.step import Row
-from engine.errors import CheckpointError, InvalidImage, InvalidParameter
+from engine.errors import CheckpointError, InvalidImage
 from engine.families import family_of
 from engine.model.batch import Batch
 from engine.model.loader import read_json
-from engine.multimodal.image_input import FIRST_IMAGE_ID, ImageInput, ImageSpans, placeholder
+from engine.multimodal.image_input import ImageSpans, placeholder
 from engine.multimodal.qwen3_5_processor import Qwen35ImageProcessor
 from engine.speculation.mtp import MTP
 from tests.engine.multimodal import seeing_qwen35 as qwen
-from tests.engine.multimodal.seeing import picture, png
-
-TOLERANCE = 1e-3
-SPAN = Span(GREEDY, max_tokens=8, ignore_eos=True)
-KEPT: list[ImageInput] = []
+from tests.engine.multimodal.seeing import TOLERANCE, apart, config, picture, pictures, png, prompt, shown
 
 
 @pytest.fixture(scope="module")
@@ -37,55 +32,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return model, qwen.write(tmp_path_factory.mktemp("models") / "qwen3_5", model)
 
 
-def config(path: Path, **changed: object) -> EngineConfig:
-    settings = {"dtype": "float32", "kv_blocks": 256, "threads": 1, **changed}
-    return EngineConfig(str(path), **settings)  # type: ignore[arg-type]  # fields of it
-
-
 @pytest.fixture
 async def engine(checkpoint: tuple[Any, Path]) -> AsyncIterator[Engine]:
     async with await Engine.start(config(checkpoint[1])) as engine:
         yield engine
 
 
-async def prompt(engine: Engine, texts: Sequence[str], sizes: Sequence[tuple[int, int]], seed: int = 0) -> list[int]:
-    """The tokens of a message of texts with images between them."""
-    images = [await engine.image(png(*size, seed + at)) for at, size in enumerate(sizes)]
-    KEPT.extend(images)
-    parts: list[dict[str, Any]] = [{"type": "text", "text": texts[0]}]
-    for text, image in zip(texts[1:], images, strict=True):
-        parts += [{"type": "image", "image": image}, {"type": "text", "text": text}]
-    return engine.tokenizer.encode_chat([{"role": "user", "content": parts}], None, {})
-
-
 def expected(model: Any, tokens: Sequence[int], sizes: Sequence[tuple[int, int]], seed: int = 0) -> torch.Tensor:
     """transformers' log-probabilities after each token; it checks their number against the pictures'."""
-    seen = qwen.reference_processor()(
-        images=[picture(*size, seed + at) for at, size in enumerate(sizes)], return_tensors="pt"
-    )
+    seen = qwen.reference_processor()(images=pictures(sizes, seed), return_tensors="pt")
     pad = model.config.image_token_id
-    ids = torch.tensor([[pad if token >= FIRST_IMAGE_ID else token for token in tokens]])
+    ids = torch.tensor([shown(tokens, pad)])
     model.model.rope_deltas = None
     with torch.no_grad():
         logits = model(input_ids=ids, mm_token_type_ids=(ids == pad).int(), **seen).logits
     return logits[0].float().log_softmax(-1)
-
-
-async def logprobs(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities of the likeliest tokens after each token but the last; NaN of others."""
-    async with await engine.open(tokens) as seq:
-        out = await seq.generate_all(Span(GREEDY, max_tokens=1, prompt_logprobs=8, ignore_eos=True))
-    found = torch.full((len(tokens) - 1, engine.vocab_size), torch.nan)
-    assert out.prompt_logprobs is not None
-    for at, each in enumerate(out.prompt_logprobs[1:]):
-        for token, value in () if each is None else each.top:
-            found[at, token] = value
-    return found
-
-
-async def answer(engine: Engine, tokens: list[int]) -> tuple[int, ...]:
-    async with await engine.open(tokens) as seq:
-        return (await seq.generate_all(SPAN)).token_ids
 
 
 @pytest.mark.parametrize("size", [(96, 40), (31, 77), (64, 64), (9, 1), (100, 3), (8, 8), (300, 200)])
@@ -118,11 +79,7 @@ async def test_logits_are_the_references_in_chunks_of_any_size(
         for nth, sizes in enumerate(cases):
             texts = ["Look: ", *[" and then, " * (at % 2) for at in range(len(sizes) - 1)], "what is it?"]
             tokens = await prompt(engine, texts, sizes, 10 * nth)
-            reference = expected(model, tokens, sizes, 10 * nth)
-            found = await logprobs(engine, tokens)
-            known = ~found.isnan()
-            assert known.sum() >= 8 * sum(token < FIRST_IMAGE_ID for token in tokens[1:])
-            assert (found - reference[:-1])[known].abs().max() < TOLERANCE
+            assert await apart(engine, tokens, expected(model, tokens, sizes, 10 * nth)) < TOLERANCE
 
 
 async def test_generated_tokens_are_at_the_references_positions(checkpoint: tuple[Any, Path], engine: Engine) -> None:
@@ -141,29 +98,7 @@ async def test_a_mixture_reads_images(tmp_path: Path) -> None:
     model = qwen.build(mixture=True)
     async with await Engine.start(config(qwen.write(tmp_path, model))) as engine:
         tokens = await prompt(engine, ["See ", "so?"], [(50, 31)])
-        found = await logprobs(engine, tokens)
-        known = ~found.isnan()
-        assert (found - expected(model, tokens, [(50, 31)])[:-1])[known].abs().max() < TOLERANCE
-
-
-async def test_a_second_question_about_an_image_finds_it_cached(engine: Engine) -> None:
-    lead = "A long text before it. " * 20
-    first, second = [await prompt(engine, [lead, text], [(64, 40)], 3) for text in ("What is it?", "How large?")]
-    await answer(engine, first)
-    encoded = (await engine.stats()).encoded_tokens
-    async with await engine.open(second) as seq:
-        out = await seq.generate_all(Span(GREEDY, max_tokens=1, logprobs=8, ignore_eos=True))
-    assert out.cached_tokens >= 0.95 * max(at for at, token in enumerate(second) if token >= FIRST_IMAGE_ID)
-    assert (await engine.stats()).encoded_tokens == encoded
-    async with await Engine.start(config(engine.model_path, prefix_cache=False)) as other:
-        other._register(KEPT)
-        async with await other.open(second) as seq:
-            fresh = await seq.generate_all(Span(GREEDY, max_tokens=1, logprobs=8, ignore_eos=True))
-    assert max(abs(a[1] - b[1]) for a, b in zip(out.logprobs[0].top, fresh.logprobs[0].top, strict=True)) < 1e-4
-    changed = await prompt(engine, [lead, "What is it?"], [(64, 40)], 4)
-    async with await engine.open(changed) as seq:
-        found = await seq.generate_all(SPAN)
-    assert found.cached_tokens <= next(at for at, token in enumerate(changed) if token >= FIRST_IMAGE_ID)
+        assert await apart(engine, tokens, expected(model, tokens, [(50, 31)])) < TOLERANCE
 
 
 async def test_a_picture_of_another_shape_with_the_same_bytes_is_another(engine: Engine) -> None:
@@ -173,51 +108,6 @@ async def test_a_picture_of_another_shape_with_the_same_bytes_is_another(engine:
         processor.process(picture(1, 1).resize(size), engine.tokenizer.encode) for size in ((64, 32), (32, 64))
     ]
     assert wide.pixels == high.pixels and wide.digest != high.digest and wide.token_ids != high.token_ids
-
-
-async def test_forks_cuts_and_scores_go_on_from_an_image(engine: Engine) -> None:
-    tokens = await prompt(engine, ["Now ", "tell."], [(30, 60)], 5)
-    reference = await answer(engine, tokens)
-    cut = 7 + next(at for at, token in enumerate(tokens) if token >= FIRST_IMAGE_ID)  # inside the image
-    async with await engine.open(tokens) as seq:
-        kids = seq.fork(2)
-        assert [(await kid.generate_all(SPAN)).token_ids for kid in kids] == [reference, reference]
-        scores = await seq.score([reference[:2], reference[:1]])
-        assert abs(scores[0][0] - scores[1][0]) < 1e-4
-        seq.truncate(cut)
-        await seq.generate_all(SPAN)  # after a part of an image, which stands last
-        seq.truncate(cut)
-        seq.append(tokens[cut:])
-        assert (await seq.generate_all(SPAN)).token_ids == reference
-        saved = await seq.snapshot()
-        rest = (await seq.generate_all(SPAN)).token_ids
-    async with await Engine.start(config(engine.model_path)) as other, await other.resume(saved) as seq:
-        assert (await seq.generate_all(SPAN)).token_ids == rest
-
-
-async def test_preempted_and_mixed_sequences_answer_as_alone(checkpoint: tuple[Any, Path]) -> None:
-    path = checkpoint[1]
-    async with await Engine.start(config(path, kv_blocks=32, prefix_cache=False, max_batch_tokens=32)) as engine:
-        prompts = [await prompt(engine, ["Why ", "so?"], [(40, 40 + 9 * seed)], seed) for seed in range(3)]
-        prompts += [engine.tokenizer.encode(text * 9) for text in ("Once upon ", "no pictures ")]
-        alone = [await answer(engine, each) for each in prompts]
-        long = Span(GREEDY, max_tokens=110, ignore_eos=True)
-        sequences = [await engine.open(each) for each in prompts]
-        out = await asyncio.gather(*(seq.generate_all(long) for seq in sequences))
-        assert [each.token_ids[:8] for each in out] == alone
-        assert (await engine.stats()).preemptions > 0
-
-
-async def test_no_chunk_of_a_prompt_changes_a_bit(checkpoint: tuple[Any, Path]) -> None:
-    found = []
-    for tokens in (7, 19, 512):
-        settings = {"deterministic": True, "kernels": "torch", "max_batch_tokens": tokens}
-        async with await Engine.start(config(checkpoint[1], **settings)) as engine:
-            asked = await prompt(engine, ["Look ", "and ", "what?"], [(40, 30), (9, 50)], 8)
-            async with await engine.open(asked) as seq:
-                out = await seq.generate_all(Span(GREEDY, max_tokens=6, logprobs=4, ignore_eos=True))
-            found.append([each.top for each in out.logprobs])
-    assert found[0] == found[1] == found[2]
 
 
 async def test_low_detail_has_fewer_tokens(checkpoint: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,15 +120,6 @@ async def test_low_detail_has_fewer_tokens(checkpoint: tuple[Any, Path], monkeyp
 async def test_a_picture_that_is_too_long_is_refused(engine: Engine) -> None:
     with pytest.raises(InvalidImage, match="201 x 1 pixels; accepted: of one edge at most 200 times the other"):
         await engine.image(png(201, 1))
-
-
-async def test_without_a_processor_the_text_is_read(tmp_path: Path, checkpoint: tuple[Any, Path]) -> None:
-    path = qwen.write(tmp_path, checkpoint[0])
-    (path / "preprocessor_config.json").unlink()
-    async with await Engine.start(config(path)) as engine:
-        with pytest.raises(InvalidParameter, match="reads no images; accepted: text"):
-            await engine.image(png(9, 9))
-        assert len(await answer(engine, engine.tokenizer.encode("Only text"))) == 8
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,29 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 
-from engine import GREEDY, Engine, EngineConfig, Span
+from engine import Engine
 from engine.errors import CheckpointError
 from engine.families import family_of
 from engine.model.loader import SafetensorsWeights, read_json
 from engine.model.model_spec import VisionSpec
-from engine.multimodal.image_input import FIRST_IMAGE_ID, ImageInput
 from engine.multimodal.image_processor import ImageProcessor
 from engine.multimodal.vision_encoder import VisionEncoder
 from tests.engine.multimodal import seeing
-from tests.engine.multimodal.seeing import picture, png
+from tests.engine.multimodal.seeing import (
+    TOLERANCE,
+    apart,
+    chat,
+    config,
+    next_logprobs,
+    picture,
+    pictures,
+    prompt,
+    shown,
+)
 from tests.tiny import byte_tokenizer
 
 SIZES = [(96, 40), (31, 77), (64, 64), (200, 150), (1, 1), (3000, 1), (1, 900), (30, 30), (65, 33)]
-TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +52,15 @@ def reference_processor(split: bool = True) -> Any:
     settings = {**seeing.PROCESSOR, "do_image_splitting": split}
     del settings["image_processor_type"]
     images = transformers.Idefics3ImageProcessorPil(**settings)
-    return transformers.Idefics3Processor(images, tokenizer, image_seq_len=seeing.FEATURES)
+    return transformers.Idefics3Processor(
+        images, tokenizer, chat_template=seeing.TEMPLATE, image_seq_len=seeing.FEATURES
+    )
 
 
-def expected_logits(model: Any, processor: Any, text: str, images: Sequence[Image.Image]) -> tuple[list[int], Any]:
-    inputs = processor(text=text, images=[list(images)], return_tensors="pt")
+def expected(model: Any, texts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> tuple[list[int], torch.Tensor]:
+    processor, seen = reference_processor(), pictures(sizes)
+    text = processor.apply_chat_template(chat(texts, seen), add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=text, images=[seen], return_tensors="pt")
     with torch.no_grad():
         logits = model(**{name: inputs[name] for name in ("input_ids", "pixel_values", "pixel_attention_mask")}).logits
     return inputs["input_ids"][0].tolist(), logits[0].float().log_softmax(-1)
@@ -67,7 +78,7 @@ def test_tiles_and_prompt_tokens_are_the_references(
     encode = lambda text: byte_tokenizer(seeing.SPECIAL).encode(text).ids  # noqa: E731
     ours = ImageProcessor.load(path, config).process(image, encode, split=split)
     token = config["image_token_id"]
-    assert [token if id >= FIRST_IMAGE_ID else id for id in ours.token_ids] == theirs["input_ids"][0].tolist()
+    assert shown(ours.token_ids, token) == theirs["input_ids"][0].tolist()
     tiles = np.frombuffer(ours.pixels, dtype=np.uint8).reshape(ours.tiles, ours.size, ours.size, 3)
     mean, std = np.array(seeing.PROCESSOR["image_mean"]), np.array(seeing.PROCESSOR["image_std"])
     normalised = ((tiles / 255 - mean) / std).transpose(0, 3, 1, 2)
@@ -79,30 +90,8 @@ async def case(
     request: pytest.FixtureRequest, models: dict[str, tuple[Any, Path]]
 ) -> AsyncIterator[tuple[Any, Engine]]:
     model, path = models[request.param]
-    async with await Engine.start(EngineConfig(str(path), dtype="float32", kv_blocks=256)) as engine:
+    async with await Engine.start(config(path)) as engine:
         yield model, engine
-
-
-async def prompt_of(engine: Engine, text: str, images: Sequence[bytes]) -> tuple[list[int], list[ImageInput]]:
-    """The tokens of a text whose images are marked, and the images, which have to be kept."""
-    known = [await engine.image(each) for each in images]
-    parts = text.split("<image>")
-    tokens = engine.tokenizer.encode(parts[0], special=True)
-    for part, image in zip(parts[1:], known, strict=True):
-        tokens += [*image.token_ids, *engine.tokenizer.encode(part, special=True)]
-    return tokens, known
-
-
-async def logprobs(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities of the whole vocabulary after each token but the last."""
-    async with await engine.open(tokens) as seq:
-        out = await seq.generate_all(Span(GREEDY, max_tokens=1, prompt_logprobs=8, ignore_eos=True))
-    found = torch.full((len(tokens) - 1, engine.vocab_size), torch.nan)
-    assert out.prompt_logprobs is not None
-    for at, each in enumerate(out.prompt_logprobs[1:]):
-        for token, value in () if each is None else each.top:
-            found[at, token] = value
-    return found
 
 
 @pytest.mark.parametrize(
@@ -110,30 +99,19 @@ async def logprobs(engine: Engine, tokens: list[int]) -> torch.Tensor:
 )
 async def test_logits_with_images_and_text_between(case: tuple[Any, Engine], sizes: list[tuple[int, int]]) -> None:
     model, engine = case
-    text = "Look:" + "<image> and then text,".join([""] * (len(sizes) + 1)) + " what is it?"
-    ids, expected = expected_logits(
-        model, reference_processor(), text, [picture(*s, seed=i) for i, s in enumerate(sizes)]
-    )
-    tokens, kept = await prompt_of(engine, text, [png(*s, seed=i) for i, s in enumerate(sizes)])
-    assert len(kept) == len(sizes)
-    token = model.config.image_token_id
-    assert [token if id >= FIRST_IMAGE_ID else id for id in tokens] == ids
-    found = await logprobs(engine, tokens)
-    known = ~found.isnan()
-    assert known.sum() >= 8 * sum(token < FIRST_IMAGE_ID for token in tokens[1:])
-    assert (found - expected[:-1])[known].abs().max() < TOLERANCE
+    texts = ["Look:", *[" and then text,"] * (len(sizes) - 1), " and then text, what is it?"]
+    ids, reference = expected(model, texts, sizes)
+    tokens = await prompt(engine, texts, sizes)
+    assert shown(tokens, model.config.image_token_id) == ids
+    assert await apart(engine, tokens, reference) < TOLERANCE
 
 
 async def test_another_image_moves_the_logits(case: tuple[Any, Engine]) -> None:
     _, engine = case
-    texts = []
-    for seed in range(2):
-        tokens, _kept = await prompt_of(engine, "See <image> here", [png(50, 40, seed)])
-        async with await engine.open(tokens) as seq:
-            out = await seq.generate_all(Span(GREEDY, max_tokens=1, logprobs=5, ignore_eos=True))
-        texts.append(dict(out.logprobs[0].top))
-    shared = texts[0].keys() & texts[1].keys()
-    assert not shared or max(abs(texts[0][each] - texts[1][each]) for each in shared) > 1e-2
+    prompts = [await prompt(engine, ["See ", " here"], [(50, 40)], seed) for seed in range(2)]
+    one, other = [dict((await next_logprobs(engine, tokens))[0]) for tokens in prompts]
+    shared = one.keys() & other.keys()
+    assert not shared or max(abs(one[each] - other[each]) for each in shared) > 1e-2
 
 
 def test_units_leave_no_trace_in_the_bits(models: dict[str, tuple[Any, Path]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from engine.model.decoder import load_decoder
 from engine.model.finetuning.lora_model import LoraModel, TokenRows
 from tests.engine.model import tiny
 from tests.engine.model.stepping import Stepper, apart
+from tests.engine.multimodal import seeing, seeing_gemma3, seeing_pixtral
 
 peft = pytest.importorskip("peft", reason="PEFT is the oracle of adapters, and is not installed here")
 
@@ -158,3 +160,19 @@ def test_weights_of_16_bits_have_gradients_of_32(tmp_path: Path) -> None:
     exact, rounded = gradients
     assert abs(float((losses[0] - losses[1]).detach())) < 0.1
     assert float(torch.cosine_similarity(exact, rounded, dim=0)) > 0.95
+
+
+@pytest.mark.parametrize("family", [seeing_gemma3, seeing_pixtral])
+def test_the_text_of_a_model_that_sees_is_trained(family: ModuleType, tmp_path: Path) -> None:
+    path = family.write(tmp_path, family.build())
+    model = LoraModel(path, rank=2, alpha=2)
+    with torch.no_grad():
+        found = model.logits(model.states(TEXTS)).split([len(prompt) for prompt in PROMPTS])
+    base = Stepper(load_decoder(path, dtype=torch.float32), PROMPTS).run(100)
+    assert model.pairs and all(apart(one, other) < TOLERANCE for one, other in zip(found, base, strict=True))
+
+
+def test_a_model_that_is_never_without_its_encoder_is_not_trained(tmp_path: Path) -> None:
+    path = seeing.write(tmp_path, seeing.build())
+    with pytest.raises(CheckpointError, match="a vision encoder"):
+        LoraModel(path, rank=2, alpha=2)
