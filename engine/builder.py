@@ -23,6 +23,8 @@ from engine.families import family_of
 from engine.kernels import cpu
 from engine.kv_cache.allocation import blocks_for
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
+from engine.kv_cache.chunk_reuse.chunk_gate import check_chunk_reuse
+from engine.kv_cache.chunk_reuse.kv_moves import KVMover
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import build_offload
 from engine.kv_cache.quality_gate import check_int4
@@ -152,6 +154,8 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     tokenizer, model = Tokenizer.load(path), fingerprint(path)
     if config.kv_dtype == "int4":
         check_int4(decoder, tokenizer, config, model, numerics)
+    if config.chunk_reuse is not None:
+        check_chunk_reuse(decoder, tokenizer, config, model, numerics)
     groups = kv_groups(config, spec, dtype, device, max_model_len)
     width = 1 if groups is None else groups.width
     blocks = _kv_blocks(config, decoder, device, max_model_len, groups, cache.largest_bytes)
@@ -399,7 +403,9 @@ def _runner(
     images: EncoderCache | None,
 ) -> Runner:
     if not decoder.on_gpu:
-        return ModelRunner(decoder, kv, device, deterministic=config.deterministic, images=images)
+        reuses = config.chunk_reuse is not None
+        mover = KVMover(decoder.spec, kv, decoder.rotations) if reuses and isinstance(kv, KVCache) else None
+        return ModelRunner(decoder, kv, device, deterministic=config.deterministic, images=images, mover=mover)
     max_blocks = -(-max_model_len // config.block_size)
     if device.type == "cuda":
         warm_up(decoder.spec.vocab_size, device)

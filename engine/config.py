@@ -159,6 +159,32 @@ class KVTransferConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkReuseConfig:
+    """Reuse of the K/V of a prompt's named chunks after other text than they were computed after (EPIC's LegoLink, Hu
+    et al. 2024, arXiv 2410.15332). Approximate: a model is measured when it is first loaded so, and refused where its
+    distributions move too far.
+
+    Raises:
+        InvalidParameter: a value is out of range.
+    """
+
+    recompute_tokens: int = 16  # at a chunk's beginning, computed as usual
+    max_kl: float = 0.02  # nats a token
+    min_agreement: float = 0.99  # share of greedy answers that stay the same
+
+    def __post_init__(self) -> None:
+        if self.recompute_tokens < 1:
+            message = f"chunk_reuse.recompute_tokens is {self.recompute_tokens}; accepted: a positive integer."
+            raise InvalidParameter("chunk_reuse", message)
+        if not self.max_kl > 0:
+            message = f"chunk_reuse.max_kl is {self.max_kl}; accepted: more than 0 nats a token."
+            raise InvalidParameter("chunk_reuse", message)
+        if not 0 <= self.min_agreement <= 1:
+            message = f"chunk_reuse.min_agreement is {self.min_agreement}; accepted: a share, 0 to 1."
+            raise InvalidParameter("chunk_reuse", message)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """The model to load, and the resources that it may use.
 
@@ -197,6 +223,7 @@ class EngineConfig:
     quantization: QuantizationName = "none"  # of weights; int4 on CUDA and our own CPU kernels, int8 on torch's, too
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
+    chunk_reuse: ChunkReuseConfig | None = None  # None: K/V is exact, and found by whole prefixes alone
     kv_events: KVEventsConfig | None = None  # None: what the prefix cache holds is not published
     kv_transfer: KVTransferConfig | None = None  # None: no K/V is exchanged with other engines
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
@@ -243,6 +270,7 @@ class EngineConfig:
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         self._check_tiers()
+        self._check_chunks()
         self._check_ranks()
         names = [name for name, _ in self.adapters]
         if not all(names) or len(set(names)) < len(names):
@@ -339,6 +367,23 @@ class EngineConfig:
         if self.speculation in ("draft", "medusa", "mtp"):
             message = f"speculation is {self.speculation}, and the model is divided among {self.ranks} ranks; "
             raise InvalidParameter("speculation", f"{message}accepted: auto, off, suffix, ngram or a plugin's.")
+
+    def _check_chunks(self) -> None:
+        """Refuses what has no place beside approximate K/V. Raises InvalidParameter."""
+        if self.chunk_reuse is None:
+            return
+        plain: dict[str, tuple[object, ...]] = {
+            "prefix_cache": (True,),
+            "deterministic": (False,),
+            "kv_dtype": ("auto",),
+            "kv_events": (None,),
+            "kv_transfer": (None,),
+            "ranks": (1,),
+        }
+        for name, (accepted,) in plain.items():
+            if (value := getattr(self, name)) != accepted:
+                message = f"chunk_reuse is set and {name} is {value}; accepted: {accepted} beside it, or chunk_reuse"
+                raise InvalidParameter("chunk_reuse", f"{message} None.")
 
     def _check_tiers(self) -> None:
         if not 0 < self.kv_tenant_share <= 1:

@@ -52,7 +52,7 @@ from engine.multimodal.image_input import (
 from engine.multimodal.processors import Processor, load_processor
 from engine.multimodal.prompt_images import check_whole
 from engine.outputs import Stats
-from engine.params import RemotePrefill, Speculation
+from engine.params import RemotePrefill, Speculation, check_chunks
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
@@ -168,18 +168,21 @@ class Engine:
     async def open(
         self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None,
         deadline_s: float | None = None, remote_prefill: RemotePrefill | None = None,
+        chunks: Iterable[tuple[int, int]] = (),
     ) -> Sequence:  # fmt: skip
         """Opens a sequence. Nothing is computed until it generates or scores.
 
         `tenant` separates prefix caches: tenants never share blocks, and neither do adapters. `adapter` names one of
         `adapters`, which all of the sequence is computed with. Lower `priority` runs first. After `deadline_s` seconds
         the sequence closes; a span then ends with the finish reason "deadline". With `remote_prefill` the first span
-        waits for the K/V of whole blocks from there; what does not come is computed.
+        waits for the K/V of whole blocks from there; what does not come is computed. `chunks` are spans of the tokens,
+        such as retrieved passages, whose K/V may be taken from another prompt of the tenant's where `chunk_reuse` is
+        set; else they have no effect.
 
         Raises:
             ContextLengthExceeded: the context cannot hold the tokens and one more.
-            InvalidParameter: a token id is outside the vocabulary, the adapter is not loaded, or no K/V is loaded from
-                that peer.
+            InvalidParameter: a token id is outside the vocabulary, the adapter is not loaded, no K/V is loaded from
+                that peer, or the chunks are no spans of the tokens.
             QueueFull: too many spans wait already.
             EngineStopped: see there.
         """
@@ -192,9 +195,9 @@ class Engine:
         self.check_queue()
         if remote_prefill is not None:
             self.config.check_peer(remote_prefill.host, remote_prefill.port)
-        id = self.next_id()
+        spans, id = check_chunks(chunks, len(given)), self.next_id()
         images = self.add_images(given)
-        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill))
+        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill, spans))
         return Sequence(self, id, given, images=images, adapter=adapter)
 
     def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None) -> None:

@@ -200,6 +200,7 @@ class Stats:
     resumed_reused_tokens: int = 0  # of those, not recomputed
     warmed_tokens: int = 0  # prefilled while idle, see `Engine.warm`; in no other count of prompts
     warmed_hit_tokens: int = 0  # of those, found by a request; each counts once
+    chunk_hit_tokens: int = 0  # of chunks whose K/V was copied from another place, see `ChunkReuseConfig`
     encoded_tokens: int = 0  # of images
     encoder_seconds: float = 0.0
     tiers: TierStats = field(default_factory=TierStats)

@@ -6,7 +6,7 @@ request, so thinking and answering can each have their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.config import MAX_DRAFT
@@ -67,6 +67,24 @@ class RemotePrefill:
 
     host: str
     port: int
+
+
+MAX_CHUNKS = 256  # of a prompt
+ChunkSpans = tuple[tuple[int, int], ...]  # [start, end) of positions in a prompt, in order and apart
+
+
+def check_chunks(spans: Iterable[tuple[int, int]], tokens: int) -> ChunkSpans:
+    """Returns the chunks of a prompt of so many `tokens`, in order.
+
+    Raises:
+        InvalidParameter: a span is empty or outside of the prompt, two overlap, or there are too many.
+    """
+    found = tuple(sorted((start, end) for start, end in spans))
+    _check(len(found) <= MAX_CHUNKS, "chunks", f"{len(found)} spans", f"at most {MAX_CHUNKS}")
+    for at, (start, end) in enumerate(found):
+        free = found[at - 1][1] if at else 0
+        _check(free <= start < end <= tokens, "chunks", (start, end), f"spans within {free} to {tokens}, not empty")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

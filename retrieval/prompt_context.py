@@ -6,6 +6,7 @@ of a prompt's beginning can be found again. Knows nothing of models; tokens are 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -140,9 +141,30 @@ def _source(store: DocumentStore, user: str, number: int, window: _Window) -> Pr
     )
 
 
+LABELS = 99  # numbers of `own_labels`
+
+
+def own_labels(found: Iterable[PromptSource]) -> list[PromptSource]:
+    """Sources in the same order, each under a label that its text decides, whatever else is found: so a model's K/V of
+    its line may be used again beside other sources. Where two would have the same, the later one gets the next."""
+    made, taken = list[PromptSource](), set[int]()
+    for source in found:
+        number = zlib.crc32(_placed(source).encode()) % LABELS
+        while number in taken:
+            number = (number + 1) % LABELS
+        taken.add(number)
+        made.append(replace(source, label=f"S{number + 1}"))
+    return made
+
+
+def lines(found: Iterable[PromptSource]) -> list[str]:
+    """The sources as a prompt has them; a row without its table's header would say nothing."""
+    return [f"[{source.label}] {_placed(source)}" for source in found]
+
+
 def layout(found: Sequence[PromptSource]) -> str:
-    """The sources as a prompt has them, one a line; a row without its table's header would say nothing."""
-    return "\n".join(f"[{source.label}] {_placed(source)}" for source in found)
+    """The same as one text, a source a line."""
+    return "\n".join(lines(found))
 
 
 def _placed(source: PromptSource) -> str:

@@ -225,8 +225,8 @@ class AnswerPipeline:
                     yield index, piece
 
     async def _open(self, plan: AnswerPlan, watch: RequestWatch, closing: ExitStack) -> EngineSequence:
-        remote = plan.remote_prefill
-        seq = await plan.served.open(plan.prompt, tenant=self.tenant, remote_prefill=remote, **scheduling())
+        from_where: dict[str, Any] = {"remote_prefill": plan.remote_prefill, "chunks": plan.chunks}  # Any: arguments
+        seq = await plan.served.open(plan.prompt, tenant=self.tenant, **from_where, **scheduling())
         closing.callback(seq.close)
         self.sequence = self.sequence or seq
 

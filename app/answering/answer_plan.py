@@ -15,7 +15,7 @@ from app.answering.next_turn import Render
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
-from engine.params import RemotePrefill, Sampling, Span
+from engine.params import ChunkSpans, RemotePrefill, Sampling, Span
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
 from reasoning.agent import NEVER, Agent, Limits, Style, Tools
@@ -65,6 +65,7 @@ class AnswerPlan:
     render: Render | None = None
     seen: Sequence[object] = ()  # messages with images: the engine knows those while they are kept
     remote_prefill: RemotePrefill | None = None  # the engine that prefills the prompt
+    chunks: ChunkSpans = ()  # of the prompt, whose K/V may be reused
 
     @property
     def limit(self) -> int:

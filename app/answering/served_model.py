@@ -31,7 +31,7 @@ from reasoning.thinking import Markers
 if TYPE_CHECKING:
     from engine import Engine
     from engine.handle import Sequence as EngineSequence
-    from engine.params import RemotePrefill
+    from engine.params import ChunkSpans, RemotePrefill
 
 
 _STARTERS = (
@@ -100,10 +100,10 @@ class ServedModel:
 
     async def open(
         self, tokens: Sequence[int], *, tenant: str, priority: int = 0, deadline_s: float | None = None,
-        remote_prefill: RemotePrefill | None = None,
+        remote_prefill: RemotePrefill | None = None, chunks: ChunkSpans = (),
     ) -> EngineSequence:  # fmt: skip
         """Opens a sequence of this model. Raises the errors of `Engine.open`."""
-        options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline_s": deadline_s}
+        options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline_s": deadline_s, "chunks": chunks}
         return await self.engine.open(tokens, adapter=self.adapter, remote_prefill=remote_prefill, **options)
 
     @cached_property

@@ -14,7 +14,7 @@ from app.config.names import BadSetting, setting
 
 if TYPE_CHECKING:
     from engine import EngineConfig
-    from engine.config import Fallback, KVEventsConfig, KVTransferConfig
+    from engine.config import ChunkReuseConfig, Fallback, KVEventsConfig, KVTransferConfig
 
 _ENDPOINT = r"^(tcp|ipc)://.+$"
 
@@ -145,6 +145,35 @@ class EngineSettings(BaseModel):
         "above it the server refuses to start",
         accepts="nats a token, above 0",
         gt=0,
+    )
+    chunk_reuse: bool = setting(
+        False,
+        "retrieved passages are read once, and their K/V used again beside other passages",
+        more="[approximate](performance.md#chunks-in-any-order), for questions that one passage answers; a model is "
+        "measured when it is first loaded so, and refused where it moves too far; beside neither `deterministic`, "
+        "K/V of 8 or 4 bits, `kv_events`, `kv_transfer` nor several ranks",
+        accepts="true or false",
+    )
+    chunk_recompute_tokens: int = setting(
+        16,
+        "tokens at the beginning of a reused passage that are computed all the same",
+        accepts="a number of tokens, 1 or more",
+        ge=1,
+    )
+    chunk_max_kl: float = setting(
+        0.02,
+        "nats a token that `chunk_reuse` may cost",
+        more="the KL divergence from the same model with exact K/V; above it the server refuses to start",
+        accepts="nats a token, above 0",
+        gt=0,
+    )
+    chunk_min_agreement: float = setting(
+        0.99,
+        "share of greedy answers that stay the same with `chunk_reuse`, as measured",
+        more="below it the server refuses to start",
+        accepts="a share, 0 to 1",
+        ge=0,
+        le=1,
     )
     kv_tenant_share: float = setting(
         1.0,
@@ -400,8 +429,25 @@ class EngineSettings(BaseModel):
             )
         kv_dir = None if config.kv_dir is None else f"{config.kv_dir}-fallback"  # the same tokens have other K/V
         bare = replace(config, draft_model=None, adapters=(), pinned_adapters=(), kv_events=None, kv_transfer=None)
+        bare = replace(bare, chunk_reuse=None)  # it goes on with sequences of the first weights
         other = replace(bare, model=path, quantization=self.fallback_quantization, kv_dir=kv_dir)
         return Fallback(other, self.fallback_confidence)
+
+    def chunk_config(self) -> ChunkReuseConfig | None:
+        """Returns the engine's part of reused chunks.
+
+        Raises:
+            BadSetting: a limit of it is set, and it is off.
+        """
+        from engine.config import ChunkReuseConfig
+
+        if not self.chunk_reuse:
+            if given := sorted(
+                name for name in self.model_fields_set if name.startswith("chunk_") and name != "chunk_reuse"
+            ):
+                raise BadSetting(f"{given[0]} is set and chunk_reuse is off; accepted: both, or neither.")
+            return None
+        return ChunkReuseConfig(self.chunk_recompute_tokens, self.chunk_max_kl, self.chunk_min_agreement)
 
     def config_of(self, model: str, data_dir: Path, draft_model: str | None) -> EngineConfig:
         """The engine's part of the settings, for one model and its draft model. Imports the engine, and so torch."""
@@ -419,6 +465,7 @@ class EngineSettings(BaseModel):
             kv_dtype=self.kv_dtype,
             kv_max_kl=self.kv_max_kl,
             probe_dir=str(data_dir),
+            chunk_reuse=self.chunk_config(),
             kv_tenant_share=self.kv_tenant_share,
             kv_host_bytes=int(self.kv_host_bytes),
             kv_disk_bytes=int(self.kv_disk_bytes),

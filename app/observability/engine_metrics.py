@@ -46,6 +46,7 @@ _COUNTERS = {
     "encoded_image_tokens": ("Tokens of images that the encoder has made.", "encoded_tokens"),
     "encoder_seconds": ("Seconds of encoding images.", "encoder_seconds"),
     "warmed_tokens": ("Tokens of next turns prefilled while the engine was idle.", "warmed_tokens"),
+    "chunk_hit_tokens": ("Tokens of retrieved chunks whose K/V was copied from another prompt.", "chunk_hit_tokens"),
     "warmed_hit_tokens": ("Of those, tokens that a request found in the prefix cache.", "warmed_hit_tokens"),
 }
 _STATES = ("used", "cached", "free")

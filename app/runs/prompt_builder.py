@@ -27,7 +27,8 @@ from app.errors import ApiError, invalid
 from app.remote.wire_formats import RemotePrompt
 from app.runs.rag import RetrievedContext, quotations
 from engine.errors import ChatTemplateError
-from engine.params import RepetitionDetection, Span
+from engine.kv_cache.chunk_reuse.find_chunks import find_chunks
+from engine.params import ChunkSpans, RepetitionDetection, Span
 from engine.structured_output.layout import Constrained, Layout
 from engine.tool_parsers import read_tools
 from reasoning.dialogue import turn_messages
@@ -199,6 +200,9 @@ async def plan_run(
             raise invalid(
                 "content", f"{error.message} Start a new chat, or ask a shorter question.", error.code or "",
             ) from None  # fmt: skip
+    chunks: ChunkSpans = ()
+    if found is not None and found.chunks:
+        chunks = await asyncio.to_thread(find_chunks, prompt, found.chunks, served.engine.tokenizer.encode)
     remaining = served.engine.max_model_len - len(prompt)
     longest = output_limit(max_tokens)
     if remaining < 1:
@@ -228,7 +232,7 @@ async def plan_run(
         return AnswerPlan(
             served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens,
             documents=tuple(documents), render=render,
-            seen=seen,
+            seen=seen, chunks=chunks,
         )  # fmt: skip
     span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
     tools = read_tools(specs)
@@ -239,8 +243,9 @@ async def plan_run(
         span = replace(span, sampling=without_calls(span.sampling, tool_plan))
     call = await select_call(served, selected, tools, True, user)
     return AnswerPlan(
-        served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call, render=render, seen=seen
-    )
+        served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call, render=render,
+        seen=seen, chunks=chunks,
+    )  # fmt: skip
 
 
 async def plan_remote_run(

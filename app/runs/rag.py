@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from app.runs.cross_chunk import needs_several
 from app.runs.events import AnswerChecking, CitationRef, CitationSources, SourceShown
 from engine.structured_output.spec import Constraint, OneOf, Regex, Repeat, Substring, sequence
 from engine.structured_output.spec import Literal as LiteralText
@@ -21,7 +22,7 @@ from engine.structured_output.spec import Optional as OptionalText
 from retrieval import Query, layout, sources
 from retrieval.citations import CheckedText, Citation, CitationChecker, as_text
 from retrieval.evidence import Verdict, investigate, verdict_of, weigh
-from retrieval.prompt_context import OVERHEAD, PromptSource, labelled, whole
+from retrieval.prompt_context import OVERHEAD, PromptSource, labelled, lines, own_labels, whole
 from retrieval.query_rewriting import ResolvedQuestion, resolve
 from retrieval.records import Among
 from retrieval.sentence_ranking import ANSWERS, RankedSentence, windows, with_context
@@ -76,6 +77,7 @@ class RetrievedContext:
     unanswered: tuple[str, ...] = ()  # parts of the question that no sentence answers, beside others that one does
     ranked: tuple[RankedSentence, ...] = ()  # every sentence of the sources, for each part of the question
     quotes: bool = False
+    chunks: tuple[str, ...] = ()  # lines of the prompt whose K/V may be used again, after other sources than before
 
     @property
     def quotable(self) -> list[tuple[str, str]]:
@@ -90,7 +92,7 @@ class RetrievedContext:
 
     def alone(self) -> list[tuple[PromptSource, RetrievedContext]]:
         """Returns each source, and the context in which it is the only one."""
-        return [(source, replace(self, sources=(source,))) for source in self.sources]
+        return [(source, replace(self, sources=(source,), chunks=())) for source in self.sources]
 
     def answer_limit(self, tokenizer: Tokenizer) -> int:
         """Returns the most tokens of an answer: it quotes its sources, so it need not be longer than they are."""
@@ -185,6 +187,8 @@ def _retrieved(
         question.text, limit=MAX_SOURCES,
     )  # fmt: skip
     shown = prompt_sources(found.hits)
+    reuses = served.engine.config.chunk_reuse is not None and way == GENERATIVE
+    shown = own_labels(shown) if reuses else shown
     parts = question.parts()
     ranked = [library.ranker.rank(part.text, shown, part.rarity(rarity), None) for part in parts]
     every = tuple(one for some in ranked for one in some)
@@ -208,9 +212,10 @@ def _retrieved(
     if way.window_tokens is not None:
         best = sorted(every, key=lambda one: -one.score)
         shown = windows(question.text, best, min(budget, way.window_tokens), count)
+    chunks = lines(shown) if reuses and needs_several(question.text, [each.text for each in shown]) is None else ()
     return RetrievedContext(
         tuple(shown), verdict if shown else "none", found.coverage, found.questions, ranked=every,
-        quotes=way.kind == "quoting",
+        quotes=way.kind == "quoting", chunks=tuple(chunks),
     )  # fmt: skip
 
 

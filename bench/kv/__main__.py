@@ -14,6 +14,7 @@ from bench import hardware, report
 from bench.kv import (
     attention_cost,
     cache_quality,
+    chunk_reuse,
     disaggregation,
     event_cost,
     held,
@@ -52,6 +53,7 @@ def main() -> None:
             "routing",
             "disaggregation",
             "store",
+            "chunks",
         ],
         help="this part alone",
     )
@@ -90,12 +92,14 @@ def main() -> None:
         made["disaggregation"]["single_chunk"] = asyncio.run(layerwise.measure(options.model))
     if options.only in (None, "store"):
         made["store"] = asyncio.run(store.measure(options.model))
+    if options.only in (None, "chunks"):
+        made["chunks"] = asyncio.run(chunk_reuse.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
 
 def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
-    lines = list[str]()
+    lines = chunk_reuse.tables(made["chunks"]) if "chunks" in made else []
     if "hits" in made:
         lines += [
             "| blocks | of all | ideal | least recent first | engine | of the ideal | with tiers |",

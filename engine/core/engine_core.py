@@ -120,6 +120,7 @@ class EngineCore:
             case m.Open():
                 if (seq := self._made(command.sequence, command)) is not None:
                     seq.remote_prefill = command.remote_prefill
+                    self._scheduler.chunks.name(seq, command.chunks)
                     self._adopt(seq, None, command.deadline_s)
             case m.Warm():
                 if (seq := self._made(next(self._private_ids), command)) is not None:

@@ -24,6 +24,7 @@ class Open:
     deadline_s: float | None
     adapter: str = ""  # its name
     remote_prefill: RemotePrefill | None = None
+    chunks: tuple[tuple[int, int], ...] = ()  # spans of its tokens whose K/V may be reused
 
 
 @dataclass(frozen=True, slots=True)

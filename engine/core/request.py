@@ -141,6 +141,7 @@ class PrefillJob:
 
 
 NO_ADAPTER = -1
+APPROXIMATE = -1  # the id of no token: see `SequenceState._content`
 
 Job = SpanJob | ScoreJob | FollowerJob | PrefillJob
 
@@ -180,6 +181,8 @@ class SequenceState:
     branch: int = 0  # where the job's cached K/V ended, in whole blocks: a checkpoint is due there
     rolling: bytes = b""  # the newest checkpoint that the current job's decodes have made
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, computed as needed
+    chunks: tuple[tuple[int, int], ...] = ()  # spans whose K/V may be copied: `kv_cache.chunk_reuse`
+    approximate_from: int | None = None  # the first position from which K/V may be such a copy, or depend on one
 
     job: Job | None = None
     queued_at: float = 0.0  # when the job came; preemption keeps it
@@ -238,14 +241,20 @@ class SequenceState:
         while len(self.digests) <= index:
             start = len(self.digests) * block_size
             previous = self.digests[-1] if self.digests else self.root
-            self.digests.append(chain_digest(previous, self.tokens[start : start + block_size]))
+            self.digests.append(chain_digest(previous, self._content(start, start + block_size)))
         return self.digests[index]
+
+    def _content(self, start: int, end: int) -> list[int]:
+        """Returns the tokens of a block as its digest has them. The one in which K/V may begin to be approximate has a
+        mark: so no sequence without chunks finds it, or any that follows."""
+        marked = self.approximate_from is not None and start <= self.approximate_from < end
+        return [APPROXIMATE, *self.tokens[start:end]] if marked else self.tokens[start:end]
 
     def partial_digest(self, end: int, block_size: int) -> bytes:
         """Returns the digest of the tokens before `end` that fill a part of a block."""
         full = end // block_size
         previous = self.digest(full - 1, block_size) if full else self.root
-        return chain_digest(previous, self.tokens[full * block_size : end])
+        return chain_digest(previous, self._content(full * block_size, end))
 
     @property
     def blocks(self) -> list[int]:
@@ -270,6 +279,9 @@ class SequenceState:
         self.kv_len = min(self.kv_len, length)
         self.cursor = min(self.cursor, self.kv_len)
         self.preempted_at = min(self.preempted_at, length)
+        self.chunks = tuple(chunk for chunk in self.chunks if chunk[1] <= length)
+        if self.approximate_from is not None and length <= self.approximate_from:
+            self.approximate_from = None
         self.moves += 1
         self.writable = 0
         self.tail = self.tail if self.tail <= length else 0
@@ -318,6 +330,8 @@ class SequenceState:
             state=self.state,
             state_len=self.state_len,
             digests=self.digests.copy(),
+            chunks=self.chunks,
+            approximate_from=self.approximate_from,
             preempted_at=self.preempted_at,
             tail=self.tail,
             deadline=self.deadline,

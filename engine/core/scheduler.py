@@ -35,6 +35,7 @@ from engine.kv_cache.allocation import (
     tail_of,
 )
 from engine.kv_cache.block_pool import BlockContent, BlockPool, OutOfBlocks
+from engine.kv_cache.chunk_reuse.chunk_index import ChunkIndex
 from engine.kv_cache.kv_connector import KVConnector
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
@@ -59,7 +60,7 @@ class Scheduler:
     ) -> None:  # fmt: skip
         self._config, self._policy, self._size = config, policy_of(config), config.block_size
         self._pool, self._clock, self._tiers, self._connector = pool, clock, tiers, connector
-        self._states, self._groups = states, groups
+        self._states, self._groups, self.chunks = states, groups, ChunkIndex.of(config, pool)
         self.width = groups.width if groups else 1  # blocks of a table's entry
         below = (tiers, None if states is None else states.tiers, connector)
         self.tiers: list[OffloadTiers | KVConnector] = [each for each in below if each is not None]
@@ -91,9 +92,7 @@ class Scheduler:
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
         self.idle.resumed(seq)
-        seq.admitted = False
-        seq.fetches = 0
-        seq.rolling = b""
+        seq.admitted, seq.fetches, seq.rolling = False, 0, b""
         self.warmer.drop_prefixes_of(seq)
         self.rewind(seq)
         seq.own_tokens = seq.kv_len if self._states is None else seq.state_len
@@ -189,7 +188,7 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError unless the pools and the tiers agree with every sequence known here."""
         known = [*self.waiting.values(), *self.running.values(), *self.idle.values(), *self.warmer.prefixes]
-        tables = [*(seq.blocks for seq in known), *self.adapters.tables]
+        tables = [*(seq.blocks for seq in known), *self.adapters.tables, *self.chunks.held]
         below = [each for each in (self._tiers, self._connector) if each is not None]
         self._pool.check([*tables, *(each.blocks for each in below)])
         for each in below:
@@ -204,6 +203,7 @@ class Scheduler:
         far as the step has tokens, logits and empty blocks left: nothing is reclaimed or preempted for them."""
         self.take_loaded()
         self._pool.clear_pending()
+        self.chunks.release()
         rows: dict[int, Row] = {}
         self._now, self._logits = self._clock(), MAX_LOGITS
         self._full, self._soon, self._steps_ahead = False, False, 0
@@ -269,12 +269,14 @@ class Scheduler:
                 self.counters.warmed_tokens += row.count
                 self.warmer.ran(row)
                 continue
-            end = row.start + row.count
+            end, before = row.end, seq.kv_len
             advance_kv(seq, end, self._pool, self._size, self._groups, publishes=self._config.prefix_cache)
+            self.chunks.learn(seq, before)
             self.counters.computed(row)
             self.adapters.computed(row)
             if self._states is not None and not row.draft:
                 self._states.advance(seq, end, decodes=row.count == 1 and end == len(seq))
+        self.chunks.release()
         for tiers in self.tiers:
             tiers.ran()
 
@@ -310,22 +312,21 @@ class Scheduler:
         before = rows.get(seq.id)
         if before is not None and before.draft:
             return 0  # it has all of its tokens
-        length, cursor = len(seq.tokens), seq.cursor
+        length, cursor, states = len(seq.tokens), seq.cursor, self._states
         assert seq.job is not None
         logits_from = seq.job.logits_from(length)
-        states = self._states
         writable = length <= seq.writable and (states is None or states.is_writable(seq))
         if before is None and length - cursor == 1 and writable and max_tokens > 0:  # most are decodes
             rows[seq.id] = Row(seq, cursor, 1, logits_from, state=seq.state)
             self._logits -= 1
             self._policy.charged(seq, 1)
             return -1
-        had = 0 if before is None else before.count
-        self._logits += 0 if before is None else before.logits
+        had, logits, move = (0, 0, self.chunks.reuse(seq, logits_from)) if before is None else before.extended
+        cursor, self._logits = (cursor if move is None else move.end), self._logits + logits
         count = min(length - cursor, had + max_tokens, max(0, logits_from - cursor) + max(1, self._logits))
         if states is not None:
             count = min(count, states.stop(seq) - cursor)
-        count = self.images.whole(seq, cursor + count) - cursor
+        count = self.chunks.stop(seq, cursor, self.images.whole(seq, cursor + count)) - cursor
         freed, state_copy = 0, None
         while True:
             try:
@@ -345,7 +346,7 @@ class Scheduler:
                     return freed
         if before is not None:
             copies, state_copy = copies or before.copies, state_copy or before.state_copy
-        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copies, state=seq.state, state_copy=state_copy)
+        rows[seq.id] = row = Row(seq, cursor, count, logits_from, copies, None, seq.state, state_copy, move=move)
         self._logits -= row.logits
         if length - cursor > 1 and self._config.prefix_cache:
             blocks = range(seq.kv_len // self._size, length // self._size)
@@ -414,9 +415,8 @@ class Scheduler:
         growth = len(self.running) * self.width  # each running sequence may need one more block soon
         while self._pool.available < self.blocks_to_admit(seq) + growth + self.adapters.reserved(seq):
             if not self._reclaim(seq, spare_pinned=bool(self.running)):
-                return not (
-                    self.running or self.loading or self.adapters.reserved(seq)
-                )  # alone it fits: the core refuses longer ones
+                # alone it fits: the core refuses longer ones
+                return not (self.running or self.loading or self.adapters.reserved(seq))
         return True
 
     def blocks_to_admit(self, seq: SequenceState) -> int:

@@ -23,6 +23,7 @@ class SchedulerStats:
     resumed_reused_tokens: int = 0
     warmed_tokens: int = 0
     warmed_hit_tokens: int = 0
+    chunk_hit_tokens: int = 0
 
     def admitted(self, seq: SequenceState, reused: int) -> None:
         """Counts a job's first admission. `reused`: the tokens of the sequence that are not computed again."""
@@ -42,6 +43,9 @@ class SchedulerStats:
     def computed(self, row: Row) -> None:
         """Counts the tokens of a row that ran."""
         seq, end = row.seq, row.end
+        if row.move is not None:
+            self.chunk_hit_tokens += (copied := row.move.end - row.move.start)
+            seq.cached_tokens += copied if row.move.start >= seq.preempted_at else 0
         if row.count == 1 and row.start >= seq.preempted_at:  # a decode, as most are
             self.prompt_tokens += not seq.generated[row.start]
             return

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from engine.core.request import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class KVMove:
+    """K/V of tokens that a sequence gets at positions [start, end) by copying: from the places of positions less by
+    `delta` in `blocks`, the first of which has that of `start`. Their keys are rotated by `delta` positions."""
+
+    start: int
+    end: int
+    delta: int
+    blocks: tuple[int, ...]
+
+    def pairs(self, table: Sequence[int], size: int) -> list[tuple[int, int]]:
+        """Returns the slots (source, destination) of each token, with the sequence's block table."""
+        first = (self.start - self.delta) // size
+        sources = range(self.start - self.delta, self.end - self.delta)
+        return [
+            (self.blocks[at // size - first] * size + at % size, table[to // size] * size + to % size)
+            for at, to in zip(sources, range(self.start, self.end), strict=True)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +38,8 @@ class Row:
     `draft`: proposed tokens that follow in the same step, in a row that reaches the sequence's end; each needs logits.
     `parents`: of a draft that is a tree in preorder, see `token_tree`; token i of it has the place of position end + i.
     With `sampled_at` its one token is the sample of that row in the step before, still unknown to the host. `state` is
-    the slot of recurrent state that the row advances, and `state_copy` a copy of slots that must precede.
+    the slot of recurrent state that the row advances, and `state_copy` a copy of slots that must precede. `move` is one
+    of K/V of a chunk, up to `start`, which follows `copies`.
     """
 
     seq: SequenceState
@@ -31,6 +52,7 @@ class Row:
     state_copy: tuple[int, int] | None = None
     draft: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
+    move: KVMove | None = None
 
     @property
     def width(self) -> int:
@@ -40,6 +62,11 @@ class Row:
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def extended(self) -> tuple[int, int, KVMove | None]:
+        """Returns what a longer row takes over: its tokens, its rows of logits, and its move."""
+        return self.count, self.logits, self.move
 
     @property
     def logits(self) -> int:

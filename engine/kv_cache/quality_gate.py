@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,7 +138,7 @@ def check_int4(
         first = min(map(len, prompts))
         found = divergence(decoder, texts, cache_for(decoder, len(prompts), length, "int4"), first)
         if path is not None:
-            _keep(path, {**key, **asdict(found)})
+            keep_record(path, {**key, **asdict(found)}, "K/V in int4 is")
     log.info(
         "K/V in int4: KL %.2g nats a token, %.1f%% the same likeliest token (%d tokens)",
         found.kl, 100 * found.same_top1, found.tokens,
@@ -154,17 +155,27 @@ def check_int4(
 
 def _kept(path: Path, key: dict[str, object]) -> CacheDivergence | None:
     """Returns the measurement kept with this key; None where there is none that can be read."""
+    record = kept_record(path, key) or {}
     try:
-        record = json.loads(path.read_text("utf-8"))
-        if any(record[name] != value for name, value in key.items()):
-            return None
         return CacheDivergence(int(record["tokens"]), float(record["kl"]), float(record["same_top1"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
-def _keep(path: Path, record: dict[str, object]) -> None:
-    """Writes a record, whole or not at all. A directory that cannot be written costs the next start a measurement."""
+def kept_record(path: Path, key: dict[str, object]) -> dict[str, Any] | None:  # Any: plain JSON
+    """Returns the other fields of a record that has this key's; None where there is none that can be read."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        if any(record.pop(name) != value for name, value in key.items()):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def keep_record(path: Path, record: dict[str, object], subject: str) -> None:
+    """Writes a record, whole or not at all. A directory that cannot be written costs the next start a measurement of
+    the `subject`, which a warning names."""
     made = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,4 +183,4 @@ def _keep(path: Path, record: dict[str, object]) -> None:
         os.replace(made, path)
     except OSError as error:
         made.unlink(missing_ok=True)
-        log.warning("%s cannot be written, so K/V in int4 is measured again at the next start: %s", path, error)
+        log.warning("%s cannot be written, so %s measured again at the next start: %s", path, subject, error)

@@ -78,7 +78,7 @@ class Decoder:
         self._windows: Windows = {}
         for index in spec.attending_layers:
             self._windows.setdefault((*spec.kv_shape(index), 0), {})[spec.windows[index]] = None
-        self._rotations: dict[Rope, Rotation] = {
+        self.rotations: dict[Rope, Rotation] = {
             rope: Rotation(rope, width, device, long_context=long_context)
             for rope, width in {rope: spec.rotated_width(at) for at, rope in enumerate(spec.ropes)}.items()
             if rope is not None
@@ -212,7 +212,7 @@ class Decoder:
         x = self.embed(step.token_ids, features)
         rotations = {
             rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
-            for rope, rotation in self._rotations.items()
+            for rope, rotation in self.rotations.items()
         }
         layers = self._adapted(*step.adapters) if step.adapters else None
         self._gpu.run(x, step, kv.layers(), rotations, layers)
@@ -242,8 +242,8 @@ class Decoder:
 
     def _rotations_at(self, batch: Batch) -> tuple[dict[Rope, Tensor], dict[Rope, Tensor]]:
         """Returns the rotations of keys and of queries."""
-        turns = {rope: rotation.at(batch.rotary_positions) for rope, rotation in self._rotations.items()}
-        return turns, {rope: self._rotations[rope].of_queries(at, batch.positions) for rope, at in turns.items()}
+        turns = {rope: rotation.at(batch.rotary_positions) for rope, rotation in self.rotations.items()}
+        return turns, {rope: self.rotations[rope].of_queries(at, batch.positions) for rope, at in turns.items()}
 
     @torch.inference_mode()
     def run_layers(

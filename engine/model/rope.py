@@ -108,6 +108,12 @@ class Rotation:
             angles = torch.outer(positions.float(), self._frequencies)
         return torch.polar(self._lengths.expand_as(angles), angles).unsqueeze(1)
 
+    def by(self, positions: int) -> Tensor:
+        """Returns the unit rotations that move keys by so many positions, whatever they are at: (1, 1, head_dim / 2)
+        complex64. Exact, as rotations add up; the angle is made in float64."""
+        angles = (positions * self._frequencies.double()).remainder(2 * math.pi).float()
+        return torch.polar(torch.ones_like(angles), angles)[None, None]
+
     def of_queries(self, at: Tensor, positions: Tensor) -> Tensor:
         """Returns the rotations of queries, given those of keys: the same tensor unless queries grow with position."""
         if not self._beta:

@@ -22,6 +22,7 @@ from engine.core.step import Step
 from engine.kernels.blocks import block_nbytes, gather_blocks
 from engine.kv_cache.block_pool import NULL_BLOCK
 from engine.kv_cache.block_tensors import BlockTensors
+from engine.kv_cache.chunk_reuse.kv_moves import KVMover
 from engine.kv_cache.layer_parts import LayerParts
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.kv_cache.transfers import at_once
@@ -285,12 +286,14 @@ class ModelRunner:
         *,
         deterministic: bool = False,
         images: EncoderCache | None = None,
+        mover: KVMover | None = None,
     ) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder
         self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
         self._kv = kv
         self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
+        self._mover = mover
         self._keeping: list[Callable[[Tensor], None]] = []
         self._follow: Callable[[Step, Batch, Tensor], None] | None = None
 
@@ -325,6 +328,10 @@ class ModelRunner:
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
         if self._kv.states is not None:
             self._kv.states.copy_blocks([row.state_copy for row in step.rows if row.state_copy is not None])
+        for row in step.rows:
+            if row.move is not None:
+                assert self._mover is not None, "K/V is moved, and chunk_reuse is not set"
+                self._mover.move(row.move.pairs(row.seq.table, self._kv.block_size), row.move.delta)
         batch = self._batching.make(step)
         states: list[Tensor] = []  # of all tokens, in order
 

@@ -106,6 +106,16 @@ class FakeRunner:
         copies = [(target, self._block(source)) for row in step.rows for source, target in row.copies]
         for target, content in copies:
             self._cache[target * self._size : (target + 1) * self._size] = content
+        moved = [
+            (to, cell, row.move.delta)
+            for row in step.rows if row.move is not None
+            for source, to in row.move.pairs(row.seq.table, self._size)
+            if (cell := self._cache[source]) is not None
+        ]  # fmt: skip
+        for slot, (position, token), delta in moved:
+            assert not self._pool.is_shared(slot // self._size), "a shared block is written to"
+            assert self._pool._content[slot // self._size] is None, "a block that can be found is written to"
+            self._cache[slot] = (position + delta, token)
         batch = self._batching.make(step)
         assert (step.sampled is not None) == any(row.sampled_at is not None for row in step.rows)
         if step.sampled is not None:

@@ -7,6 +7,7 @@ from itertools import permutations
 import pytest
 
 from retrieval import Library, Query, Text, layout, sources
+from retrieval.prompt_context import LABELS, PromptSource, own_labels
 from retrieval.records import Hit
 from tests.app import postgres
 
@@ -71,3 +72,21 @@ def test_what_was_deleted_meanwhile_is_left_out(valley: Library) -> None:
 def test_what_was_taken_away_meanwhile_is_left_out(valley: Library) -> None:
     some = hits(valley)
     assert sources(valley.store, "eve", some, 10_000, count) == []
+
+
+def test_a_source_has_its_own_label_beside_any_others() -> None:
+    def source(text: str) -> PromptSource:
+        return PromptSource("", 1, "", 0, len(text), text, 1.0)
+
+    texts = [f"The lake number {at} is deep." for at in range(40)]
+    alone = {text: own_labels([source(text)])[0].label for text in texts}
+    found = own_labels(source(text) for text in texts)
+    labels = [each.label for each in found]
+    assert [each.text for each in found] == texts and len(set(labels)) == len(texts)  # two never have the same
+    kept = sum(alone[each.text] == each.label for each in found)
+    assert kept > len(texts) * 0.6
+    assert all(1 <= int(label[1:]) <= LABELS for label in labels)
+    assert [each.label for each in own_labels([source(texts[3]), source(texts[8])])] == [
+        alone[texts[3]],
+        alone[texts[8]],
+    ]

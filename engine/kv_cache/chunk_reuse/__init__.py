@@ -1,0 +1,1 @@
+"""Reuse of the K/V of retrieved chunks, whatever lies before them."""
