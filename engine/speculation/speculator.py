@@ -8,6 +8,7 @@ the span's length, and where a constraint does not allow it. How much of all dra
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,6 +31,7 @@ _REMEMBERED = 0.95  # weight of a sequence's earlier drafted tokens, for each la
 _FORGIVEN = 0.01  # share of a sequence's lost trust that comes back with each draft that is not verified
 _RETRIED = 0.02  # the same of a model that is not asked
 _SMOOTHED = 0.1  # weight of a proposer's newest draft
+_MAX_LEARNT = 1024  # pairs of proposer and adapter that are remembered
 _TRUST_PRIOR = 6.0  # expected right tokens, before a sequence's own record counts as much as all others'
 
 
@@ -50,18 +52,33 @@ class _Record:
 
 
 @dataclass(slots=True)
-class _Costs:
-    """Costs of a proposer's drafts, in seconds for a token of each sequence, and how often they are right."""
+class _Learnt:
+    """Share of a proposer's tokens that were right, for the sequences of one adapter or of none: a draft model or heads
+    of the base are wrong more often for an adapter, which must not switch them off for others."""
 
-    token_s: float = 0.0
     likely: float = 1.0  # probability of a draft's first token, smoothed; of a proposer that is not asked it grows back
     calibration: Calibration = field(default_factory=Calibration)
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Costs of a proposer's drafts, in seconds for a token of each sequence."""
+
+    token_s: float = 0.0
 
     def took(self, seconds: float, tokens: int) -> None:
         """Learns the time of drafts of up to so many tokens."""
         if tokens:
             each = seconds / tokens
             self.token_s += (min(each, 4 * self.token_s) - self.token_s) * _SMOOTHED if self.token_s else each
+
+
+class _Asked(NamedTuple):
+    """A span that may be drafted for, and the most tokens of its draft."""
+
+    seq: SequenceState
+    job: SpanJob
+    budget: int
 
 
 class _Proposed(NamedTuple):
@@ -99,6 +116,9 @@ class Speculator:
         self._clock = clock
         self._trees = trees
         self._costs = {each.name: _Costs() for each in proposers}
+        self._learnt: OrderedDict[tuple[str, int], _Learnt] = (
+            OrderedDict()
+        )  # by proposer and adapter, used last at the end
         self._records: dict[int, _Record] = {}
         self.times = StepTimes()
         self._accepted = 0  # in the step that runs
@@ -118,21 +138,22 @@ class Speculator:
 
     def drafts(self, running: Collection[SequenceState]) -> dict[int, Tree]:
         """Returns the drafts to verify in the next step, by sequence; none beside a prompt that is being read."""
-        asked: list[tuple[SequenceState, SpanJob, int]] = []
+        asked: list[_Asked] = []
         for seq in running:
             if seq.remaining > MAX_PENDING:
                 return {}
             if isinstance(job := seq.job, SpanJob) and job.speculates and (budget := self._budget(job)) > 0:
-                asked.append((seq, job, budget))
+                asked.append(_Asked(seq, job, budget))
         if not asked:
             return {}
         found = self._proposed(asked, sum(seq.remaining for seq in running))
         lengths = chosen_lengths({id: each.survival for id, each in found.items()}, len(running), self.times)
         chosen: dict[int, Tree] = {}
+        adapters = {each.seq.id: each.seq.adapter for each in asked}
         for id, (name, draft, _) in found.items():
             record = self._records[id]
             for confidence in draft.confidence[lengths.get(id, 0) :][:1]:  # one that is not verified
-                self._costs[name].calibration.forget(confidence)
+                self._learnt_of(name, adapters[id]).calibration.forget(confidence)
             if id not in lengths:
                 record.expected += (record.right - record.expected) * _FORGIVEN
             verified = draft.cut(lengths.get(id, 0))
@@ -147,7 +168,7 @@ class Speculator:
         """Learns that the tokens `path` of a row's draft were right, and others after the same ones were not, unless
         the span `ended` with them."""
         record = self._records[row.seq.id]
-        costs = self._costs[record.proposer]
+        calibration = self._learnt_of(record.proposer, row.seq.adapter).calibration
         last, right, depths = path[-1] if path else -1, {-1, *path}, {-1: -1}
         for at, confidence in enumerate(record.confidence[: len(row.draft)]):
             parent = row.parents[at] if row.parents else at - 1
@@ -158,8 +179,8 @@ class Speculator:
             if parent not in right or (parent == last and ended):
                 continue
             record.right = _REMEMBERED * record.right + (at in right)
-            record.expected = _REMEMBERED * record.expected + costs.calibration.probability(confidence)
-            costs.calibration.learn(confidence, at in right)
+            record.expected = _REMEMBERED * record.expected + calibration.probability(confidence)
+            calibration.learn(confidence, at in right)
         self._rows += 1
         self._accepted += len(path)
 
@@ -211,31 +232,46 @@ class Speculator:
         most = self._max_tokens if wish is None or wish.max_tokens is None else min(wish.max_tokens, self._max_tokens)
         return min(most, job.max_tokens - job.produced - 1)
 
-    def _proposed(self, asked: Sequence[tuple[SequenceState, SpanJob, int]], tokens: int) -> dict[int, _Proposed]:
+    def _proposed(self, asked: Sequence[_Asked], tokens: int) -> dict[int, _Proposed]:
         """Returns each sequence's best draft: the next proposer is asked while the first token is not likely enough."""
         best: dict[int, _Proposed] = {}
+        adapters = {each.seq.adapter for each in asked}
         for name, proposer in self._proposers.items():
+            worth = self._worth(name, tokens)
             of_it = [
                 each
                 for each in asked
-                if name in self._names(each[1].span) and (each[0].id not in best or best[each[0].id].likely < _LIKELY)
+                if name in self._names(each.job.span)
+                and (each.seq.id not in best or best[each.seq.id].likely < _LIKELY)
+                and not (proposer.model and self._learnt_of(name, each.seq.adapter).likely < worth)
             ]
-            costs, worth = self._costs[name], self._worth(name, tokens)
-            if not of_it or (proposer.model and costs.likely < worth):
-                costs.likely += (1 - costs.likely) * _RETRIED
+            for adapter in adapters - {each.seq.adapter for each in of_it}:
+                learnt = self._learnt_of(name, adapter)
+                learnt.likely += (1 - learnt.likely) * _RETRIED
+            if not of_it:
                 continue
             began = self._clock()
-            drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
-            costs.took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
+            drafts = proposer.propose_all([(each.seq, each.budget) for each in of_it], worth)
+            self._costs[name].took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
             for (seq, job, budget), draft in zip(of_it, drafts, strict=True):
                 kept = self._kept(job, draft.cut(budget))
                 if not kept.tokens:
                     continue
-                found = self._rated(self._records.setdefault(seq.id, _Record()), name, kept)
-                costs.likely += (found.likely - costs.likely) * _SMOOTHED
+                learnt = self._learnt_of(name, seq.adapter)
+                found = self._rated(self._records.setdefault(seq.id, _Record()), name, learnt.calibration, kept)
+                learnt.likely += (found.likely - learnt.likely) * _SMOOTHED
                 if seq.id not in best or sum(found.survival) > sum(best[seq.id].survival):
                     best[seq.id] = found
         return best
+
+    def _learnt_of(self, name: str, adapter: int) -> _Learnt:
+        key = name, adapter
+        if key not in self._learnt:
+            self._learnt[key] = _Learnt()
+            if len(self._learnt) > _MAX_LEARNT:
+                self._learnt.popitem(last=False)
+        self._learnt.move_to_end(key)
+        return self._learnt[key]
 
     def _names(self, span: Span) -> tuple[str, ...]:
         if span.speculation is None or span.speculation.proposer == "auto":
@@ -248,9 +284,8 @@ class Speculator:
         marginal = self.times.seconds(tokens + 4) - alone
         return min(1.0, (self._costs[name].token_s + marginal / 4) * tokens / alone)
 
-    def _rated(self, record: _Record, name: str, draft: DraftTokens) -> _Proposed:
+    def _rated(self, record: _Record, name: str, calibration: Calibration, draft: DraftTokens) -> _Proposed:
         """Returns a draft with its tokens' probabilities, a tree's likeliest first; or a tree's best path."""
-        calibration = self._costs[name].calibration
         alive = [1.0]  # the last one is that of the sequence, before any token
         for at, confidence in enumerate(draft.confidence):
             alive.insert(at, alive[draft.parent(at)] * record.trust * calibration.probability(confidence))
