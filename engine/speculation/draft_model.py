@@ -112,9 +112,11 @@ class DraftModel(Proposer):
         runner: Runner = ModelRunner(draft, kv, draft.device, deterministic=config.deterministic)
         if draft.on_gpu:
             per_sequence = -(-max_len // config.block_size)
+            # after a draft that was right as a whole, the next one begins with its last token and the one after
             runner = GpuRunner(
-                draft, kv, draft.device, max_rows=config.max_running, max_blocks=per_sequence, graphs=config.graphs
-            )
+                draft, kv, draft.device, max_rows=config.max_running, max_blocks=per_sequence, graphs=config.graphs,
+                draft_width=2,
+            )  # fmt: skip
         return cls(runner, BlockPool(blocks), config.block_size, max_len)
 
     @torch.inference_mode()
