@@ -1,8 +1,9 @@
-"""`python -m bench.speculation bundled|planted|widths|lookup|report`: measures what speculation gains and costs.
+"""`python -m bench.speculation bundled|planted|widths|peers|lookup|report`: measures what speculation gains and costs.
 
 `bundled` asks the bundled model its evaluation's questions, alone, with drafts and without in turns. `planted` runs a
 model of Qwen3-0.6B's shape with drafts of which a known share is right, so that gain and cost are those of the engine,
-by number of streams; `widths` times its steps beside llama.cpp's. `lookup` times the suffix proposer on long contexts.
+by number of streams; `widths` times its steps beside llama.cpp's, and `peers` the gains of drafts beside those of
+llama-cpp-python. `lookup` times the suffix proposer on long contexts.
 Each part is kept under build/.
 """
 
@@ -207,7 +208,7 @@ async def _planted(model: Path, streams: Sequence[int], steps: int, rounds: int,
     async with await Engine.start(config, partial(build, proposers=(proposer,))) as engine:
 
         async def rate(count: int, span: Span) -> float:
-            prompts = [tuple((seed * 31 + i * 7919) % 150_000 for i in range(32)) for seed in range(count)]
+            prompts = [_prompt(seed) for seed in range(count)]
             began = time.perf_counter()
             made = await asyncio.gather(*(answered(engine, prompt, span) for prompt in prompts))
             seconds = time.perf_counter() - began
@@ -274,6 +275,74 @@ def widths(
     _keep(f"widths-{quantization}", found)
 
 
+PEER_PROMPTS = 4  # that are answered one after the other where one stream is measured
+
+
+@app.command()
+def peers(
+    python: Annotated[Path, typer.Option(help="An interpreter that has llama_cpp and gguf.")],
+    streams: Annotated[list[int] | None, typer.Option("--streams", help="So many at once, of ours.")] = None,
+    steps: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
+    rounds: int = 3,
+    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
+) -> None:
+    """Gains by drafts, ours by number of streams and llama-cpp-python's own modes, which have one, in turns: a look-up
+    in the text, and drafts of which 70% of the tokens are right. Qwen3-0.6B's shape, random weights."""
+    model = checkpoint.write(Path("build/cpu/model"), Path("models/pebble"), checkpoint.SHAPES["0.6b"])
+    file = gguf_of(python, "0.6b", PEERS[quantization])
+    prompts = [_prompt(seed) for seed in range(PEER_PROMPTS)]
+    plan = json.dumps({"prompts": prompts, "steps": steps, "share": 0.7, "predicted": [2, 4, 8]})
+    command = [str(python), "bench/cpu/llama_drafts.py", str(file), str(os.cpu_count()), plan]
+    turns: dict[str, list[Part]] = {"ours": [], "llama.cpp": []}
+    for _ in range(rounds):
+        turns["ours"].append(asyncio.run(_gains(model, streams or [1, 4, 16], steps, quantization)))
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        turns["llama.cpp"].append({"1": json.loads(done.stdout.splitlines()[-1])})
+        print(json.dumps({who: each[-1] for who, each in turns.items()}), file=sys.stderr, flush=True)
+    curve = {
+        who: {
+            count: {
+                mode: sorted(turn[count][mode]["tokens_per_s"] / turn[count]["off"]["tokens_per_s"] for turn in each)
+                for mode in each[0][count]
+            }
+            for count in each[0]
+        }
+        for who, each in turns.items()
+    }
+    _keep(f"peers-{quantization}", {"steps": steps, "gains": curve, "turns": turns})
+
+
+async def _gains(model: Path, streams: Sequence[int], steps: int, quantization: str) -> Part:
+    """Returns tokens a second and a step by number of streams: without drafts, by look-up and by planted ones."""
+    proposer, found = Planted(), dict[str, Part]()
+    proposer.share = 0.7
+    weights: Any = {"dtype": "bfloat16", "quantization": quantization}  # Any: their names are literal types
+    config = EngineConfig(str(model), speculation="off", kv_blocks=64 * 16, max_running=64, **weights)
+    async with await Engine.start(config, partial(build, proposers=(proposer,))) as engine:
+        for count in streams:
+            prompts = [_prompt(seed) for seed in range(max(count, PEER_PROMPTS))]
+            found[str(count)] = {}
+            for mode in ("off", "ngram", "planted"):
+                span = Span(GREEDY, max_tokens=steps, ignore_eos=True, speculation=Speculation(mode))
+                await answered(engine, prompts[0], span)
+                made, began = list[DraftedAnswer](), time.perf_counter()
+                for first in range(0, len(prompts), count):
+                    these = prompts[first : first + count]
+                    made += await asyncio.gather(*(answered(engine, prompt, span) for prompt in these))
+                seconds = time.perf_counter() - began
+                if mode == "off":
+                    proposer.known |= {prompt: each.tokens for prompt, each in zip(prompts, made, strict=True)}
+                tokens = sum(len(each.tokens) for each in made)
+                found[str(count)][mode] = {
+                    "tokens_per_s": tokens / seconds, "tokens_per_step": tokens / sum(each.steps for each in made),
+                }  # fmt: skip
+    return found
+
+
+def _prompt(seed: int) -> tuple[int, ...]:
+    return tuple((seed * 31 + i * 7919) % 150_000 for i in range(32))
+
+
 def _step_seconds(decoder: Decoder, tokens: int, steps: int) -> float:
     batch, kv = laid_step(decoder, 1, 64 + tokens, tokens)
     decoder.forward(batch, kv)
@@ -327,7 +396,7 @@ def kept() -> None:
     parts = {path.stem: json.loads(path.read_text()) for path in sorted(WORK.glob("*.json"))}
     results = {
         "date": datetime.date.today().isoformat(), "slug": f"speculation-{hardware.slug()}",
-        "command": "python -m bench.speculation bundled|planted|widths|lookup|report", **parts,
+        "command": "python -m bench.speculation bundled|planted|widths|peers|lookup|report", **parts,
         "hardware": hardware.describe(),
     }  # fmt: skip
     print(report.save(results))
