@@ -200,7 +200,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         )
     speculation, more = speculation_of(config, device), [*proposers, *plugins()]
     most = 1 if speculation == "off" else 1 + config.speculation_tokens
-    runner = _runner(config, decoder, kv, device, max_model_len, images, most, bool(more))
+    runner = _runner(config, decoder, kv, device, max_model_len, images, most, speculation == "auto" or bool(more))
     models = _models(config, decoder, path, runner, blocks // width)
     value_head = ValueHead.usable(path, spec.hidden_size) if (keeping := _keeping_states(config, runner)) else None
     if keeping is not None and value_head is not None:
@@ -401,7 +401,7 @@ def _runner(
     draft_width: int,
     trees: bool,
 ) -> Runner:
-    """`draft_width`: tokens of a row with its draft; `trees`: drafts may be trees, as those of other packages may."""
+    """`draft_width`: tokens of a row with its draft; `trees`: drafts may be trees, as joined ones are."""
     if not decoder.on_gpu:
         return ModelRunner(decoder, kv, device, deterministic=config.deterministic, images=images)
     max_blocks = -(-max_model_len // config.block_size)
