@@ -14,7 +14,7 @@ from typing import NamedTuple
 from engine.core.token_tree import path_to, reordered
 from engine.speculation.proposer import DraftTokens
 
-LEAST_LEFT = 0.02  # probability of the tokens that follow one, less likely than such as are taken to be certain
+MIN_LEFT = 0.02  # probability of the tokens that follow one, less likely than such as are taken to be certain
 
 Source = tuple[str, float]  # a proposer's name, and its confidence in a token
 
@@ -109,5 +109,5 @@ def joined(trees: Sequence[RatedTree]) -> RatedTree:
     left = dict.fromkeys(parents, 1.0)
     for node in sorted(range(len(tokens)), key=wrong.__getitem__):
         right[node] = min(right[node], left[parents[node]])
-        left[parents[node]] = max(LEAST_LEFT, left[parents[node]] - right[node])
+        left[parents[node]] = max(MIN_LEFT, left[parents[node]] - right[node])
     return RatedTree(tuple(tokens), tuple(parents), tuple(right), tuple(sources))
