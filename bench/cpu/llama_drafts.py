@@ -2,9 +2,9 @@
 `python llama_drafts.py MODEL THREADS PLAN`; prints JSON.
 
 PLAN is JSON: {"prompts": [[token, ...], ...], "steps": tokens, "share": of planted tokens that are right, "predicted":
-[tokens of a draft, ...]}. The modes are those of llama-cpp-python: `LlamaPromptLookupDecoding` with its own defaults
-and with each number of tokens, and its interface of draft models, `LlamaDraftModel`, here with one that costs nothing:
-it proposes what was written without drafts. One sequence at a time, as drafts have no batch there. Imports nothing of
+[tokens of a draft, ...]}. The modes are those of llama-cpp-python: `LlamaPromptLookupDecoding` with its own defaults,
+and its interface of draft models, `LlamaDraftModel`, with one that costs nothing: it proposes what was written without
+drafts. One sequence at a time, as drafts have no batch there. Imports nothing of
 ours.
 """
 
@@ -47,7 +47,6 @@ def main() -> None:
     room = max(map(len, prompts)) + plan["steps"] + 2 * max((10, *plan["predicted"]))
     modes: dict[str, Any] = {"off": None, "lookup": LlamaPromptLookupDecoding()}
     for most in plan["predicted"]:
-        modes[f"lookup of {most}"] = LlamaPromptLookupDecoding(num_pred_tokens=most)
         modes[f"planted {most}"] = PlantedLlamaDrafts(known, plan["share"], most)
     found = {}
     for name, drafts in modes.items():

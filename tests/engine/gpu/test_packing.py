@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.work import QUERIES, WorkLimits
@@ -94,6 +94,9 @@ def test_branches_of_one_prefix_have_a_graph(rows: int, prefix: int) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@example(  # branches of one token each, all of the longest context
+    rows=[(63, 1)] * 8, shared=0, group=4, large_tile=64, pieces=9, windows=(None,), kind="plain", branched=True
+)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 33)), min_size=1, max_size=24),
     shared=st.integers(0, 40), group=st.sampled_from([1, 2, 4, 8, 16, 64]), large_tile=st.sampled_from([64, 128]),
