@@ -348,6 +348,8 @@ async def _gains(model: Path, streams: Sequence[int], steps: int, quantization: 
                 seconds = time.perf_counter() - began
                 if mode == "off":
                     proposer.known |= {prompt: each.tokens for prompt, each in zip(prompts, made, strict=True)}
+                same = [proposer.known[prompt] == each.tokens for prompt, each in zip(prompts, made, strict=True)]
+                assert all(same), f"{mode} changed the tokens"
                 tokens = sum(len(each.tokens) for each in made)
                 found[str(count)][mode] = {
                     "tokens_per_s": tokens / seconds, "tokens_per_step": tokens / sum(each.steps for each in made),
