@@ -16,11 +16,12 @@ from torch import Tensor
 
 from engine import Engine, EngineConfig, Sampling, Span, SpanResult
 from engine.builder import build
+from engine.core.request import SequenceState
 from engine.core.step import Step
 from engine.model.gpu_runner import GpuRunner
 from engine.params import Speculation
 from engine.speculation import speculator
-from engine.speculation.proposer import Proposer
+from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 from tests.engine.model import tiny
 from tests.engine.speculation.test_same_tokens import Planted, Recorder, Spans
 from tests.engine.speculation.test_trees import PlantedTrees
@@ -128,17 +129,28 @@ def plain(checkpoint: Path) -> tuple[list[object], Spans]:
     return _plain[checkpoint]
 
 
-@pytest.mark.parametrize("kind", [Planted, PlantedTrees])
+class SecondBranch(Planted):
+    """Proposes what is right behind a branch that is not, so that its K/V is never where a chain's would be."""
+
+    def propose(self, seq: SequenceState, budget: int) -> DraftTokens:
+        right = super().propose(seq, budget - 1).tokens
+        if not right:
+            return NOTHING
+        wrong, confidence = (right[0] + 1) % 300, (0.9, *[0.8] * len(right))
+        return DraftTokens((wrong, *right), confidence, (-1, -1, *range(1, len(right))))
+
+
+@pytest.mark.parametrize("kind", [Planted, PlantedTrees, SecondBranch])
 def test_steps_with_drafts_come_from_graphs(
     kind: type[Planted | PlantedTrees], checkpoint: Path, plain: tuple[list[object], Spans]
 ) -> None:
     """Chains of any length beside each other, and trees; every token and log-probability is that of the plain run."""
     with watched() as found:
-        assert said(answers(config(checkpoint), kind(plain[1], 0.2))) == plain[0]
+        assert said(answers(config(checkpoint), kind(plain[1], 0.0 if kind is SecondBranch else 0.2))) == plain[0]
     widths = {tuple(row.width for row in step.rows) for step in found.replayed}
     assert found.replayed and not found.eager and len(widths) > 1
     trees = [step for step in found.replayed if any(row.parents for row in step.rows)]
-    assert bool(trees) == (kind is PlantedTrees)
+    assert bool(trees) == (kind is not Planted)
     assert {tokens for tokens, _ in found.graphs} == {1, 2, 4, 8}, "2 rows of 4 tokens at most"
 
 
