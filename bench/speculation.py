@@ -1,8 +1,9 @@
-"""`python -m bench.speculation bundled|planted|widths|lookup|report`: measures what speculation gains and costs.
+"""`python -m bench.speculation bundled|planted|widths|peers|lookup|report`: measures what speculation gains and costs.
 
 `bundled` asks the bundled model its evaluation's questions, alone, with drafts and without in turns. `planted` runs a
 model of Qwen3-0.6B's shape with drafts of which a known share is right, so that gain and cost are those of the engine,
-by number of streams; `widths` times its steps beside llama.cpp's. `lookup` times the suffix proposer on long contexts.
+by number of streams; `widths` times its steps beside llama.cpp's, and `peers` the gains of drafts beside those of
+llama-cpp-python. `lookup` times the suffix proposer on long contexts.
 Each part is kept under build/.
 """
 
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from engine.builder import build
 from engine.core.request import SequenceState, SpanJob
 from engine.model.decoder import Decoder, load_decoder
 from engine.params import Speculation
+from engine.speculation import speculator
 from engine.speculation.proposer import NOTHING, DraftTokens, Proposer
 from engine.speculation.suffix import FEED, SuffixProposer
 from training.abilities import ABILITIES, Ability, xquad
@@ -94,16 +96,29 @@ def bundled(
     temperature: float = 0.0,
     model: Path = Path("models/pebble"),
     draft_model: Annotated[Path | None, typer.Option(help="Of draft or medusa.")] = None,
+    tokens: Annotated[int, typer.Option(help="Of a draft at most.")] = 16,
+    whole: Annotated[bool, typer.Option(help="Verify all that is drafted: tokens a step depend on no time.")] = False,
 ) -> None:
     """The bundled model on its evaluation, alone: tokens a step, and the time with drafts beside without."""
-    found = asyncio.run(_bundled(model, draft_model, proposers or ["auto"], n, temperature))
-    _keep("bundled" if temperature == 0 else f"bundled-{temperature}", {**found, "n": n, "temperature": temperature})
+    if whole:
+        speculator.chosen_lengths = _whole  # type: ignore[attr-defined]  # imported there, and called by its name
+        speculator.Speculator._worth = lambda self, name, tokens: 0.0  # type: ignore[method-assign]  # models are asked
+    found = asyncio.run(_bundled(model, draft_model, proposers or ["auto"], n, temperature, tokens))
+    name = "bundled" + (f"-{temperature}" if temperature else "") + (f"-whole-{tokens}" if whole else "")
+    _keep(name, {**found, "n": n, "temperature": temperature, "tokens": tokens, "whole": whole})
 
 
-async def _bundled(model: Path, draft: Path | None, proposers: Sequence[str], n: int, temperature: float) -> Part:
+def _whole(survival: Mapping[int, Sequence[float]], rows: int, times: object) -> dict[int, int]:
+    return {id: len(each) for id, each in survival.items()}
+
+
+async def _bundled(
+    model: Path, draft: Path | None, proposers: Sequence[str], n: int, temperature: float, tokens: int
+) -> Part:
     abilities = {each.name: each for each in (*ABILITIES, *xquad(SHARED))}
     rows: Part = {}
-    config = EngineConfig(str(model), speculation="auto", draft_model=None if draft is None else str(draft))
+    path = None if draft is None else str(draft)
+    config = EngineConfig(str(model), speculation="auto", draft_model=path, speculation_tokens=tokens)
     async with await Engine.start(config) as engine:
         for name in (*QUOTING, *OTHERS):
             if name in abilities:
@@ -207,7 +222,7 @@ async def _planted(model: Path, streams: Sequence[int], steps: int, rounds: int,
     async with await Engine.start(config, partial(build, proposers=(proposer,))) as engine:
 
         async def rate(count: int, span: Span) -> float:
-            prompts = [tuple((seed * 31 + i * 7919) % 150_000 for i in range(32)) for seed in range(count)]
+            prompts = [_prompt(seed) for seed in range(count)]
             began = time.perf_counter()
             made = await asyncio.gather(*(answered(engine, prompt, span) for prompt in prompts))
             seconds = time.perf_counter() - began
@@ -274,6 +289,78 @@ def widths(
     _keep(f"widths-{quantization}", found)
 
 
+PEER_PROMPTS = 4  # that are answered one after the other where one stream is measured
+
+
+@app.command()
+def peers(
+    python: Annotated[Path, typer.Option(help="An interpreter that has llama_cpp and gguf.")],
+    streams: Annotated[list[int] | None, typer.Option("--streams", help="So many at once, of ours.")] = None,
+    steps: Annotated[int, typer.Option(help="Tokens of each stream.")] = 64,
+    rounds: int = 3,
+    quantization: Annotated[str, typer.Option(help="none, int8 or int4.")] = "none",
+    threads: Annotated[int, typer.Option(help="0: a thread for each processor.")] = 0,
+) -> None:
+    """Gains by drafts, ours by number of streams and llama-cpp-python's own modes, which have one, in turns: a look-up
+    in the text, and drafts of which 70% of the tokens are right. Qwen3-0.6B's shape, random weights."""
+    model = checkpoint.write(Path("build/cpu/model"), Path("models/pebble"), checkpoint.SHAPES["0.6b"])
+    file = gguf_of(python, "0.6b", PEERS[quantization])
+    prompts = [_prompt(seed) for seed in range(PEER_PROMPTS)]
+    plan = json.dumps({"prompts": prompts, "steps": steps, "share": 0.7, "predicted": [2, 4, 8]})
+    threads = threads or os.cpu_count() or 1
+    command = [str(python), "bench/cpu/llama_drafts.py", str(file), str(threads), plan]
+    turns: dict[str, list[Part]] = {"ours": [], "llama.cpp": []}
+    for _ in range(rounds):
+        turns["ours"].append(asyncio.run(_gains(model, streams or [1, 4, 16], steps, quantization, threads)))
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        turns["llama.cpp"].append({"1": json.loads(done.stdout.splitlines()[-1])})
+        print(json.dumps({who: each[-1] for who, each in turns.items()}), file=sys.stderr, flush=True)
+    curve = {
+        who: {
+            count: {
+                mode: sorted(turn[count][mode]["tokens_per_s"] / turn[count]["off"]["tokens_per_s"] for turn in each)
+                for mode in each[0][count]
+            }
+            for count in each[0]
+        }
+        for who, each in turns.items()
+    }
+    _keep(f"peers-{quantization}", {"steps": steps, "threads": threads, "gains": curve, "turns": turns})
+
+
+async def _gains(model: Path, streams: Sequence[int], steps: int, quantization: str, threads: int) -> Part:
+    """Returns tokens a second and a step by number of streams: without drafts, by look-up and by planted ones."""
+    proposer, found = Planted(), dict[str, Part]()
+    proposer.share = 0.7
+    weights: Any = {"dtype": "bfloat16", "quantization": quantization}  # Any: their names are literal types
+    sizes: Any = {"kv_blocks": 64 * 16, "max_running": 64, "prefix_cache": False}  # each mode reads the prompts again
+    config = EngineConfig(str(model), speculation="off", threads=threads, **sizes, **weights)
+    async with await Engine.start(config, partial(build, proposers=(proposer,))) as engine:
+        for count in streams:
+            prompts = [_prompt(seed) for seed in range(max(count, PEER_PROMPTS))]
+            found[str(count)] = {}
+            for mode in ("off", "off", "ngram", "planted"):  # the first one warms up
+                span = Span(GREEDY, max_tokens=steps, ignore_eos=True, speculation=Speculation(mode))
+                made, began = list[DraftedAnswer](), time.perf_counter()
+                for first in range(0, len(prompts), count):
+                    these = prompts[first : first + count]
+                    made += await asyncio.gather(*(answered(engine, prompt, span) for prompt in these))
+                seconds = time.perf_counter() - began
+                if mode == "off":
+                    proposer.known |= {prompt: each.tokens for prompt, each in zip(prompts, made, strict=True)}
+                same = [proposer.known[prompt] == each.tokens for prompt, each in zip(prompts, made, strict=True)]
+                assert all(same), f"{mode} changed the tokens"
+                tokens = sum(len(each.tokens) for each in made)
+                found[str(count)][mode] = {
+                    "tokens_per_s": tokens / seconds, "tokens_per_step": tokens / sum(each.steps for each in made),
+                }  # fmt: skip
+    return found
+
+
+def _prompt(seed: int) -> tuple[int, ...]:
+    return tuple((seed * 31 + i * 7919) % 150_000 for i in range(32))
+
+
 def _step_seconds(decoder: Decoder, tokens: int, steps: int) -> float:
     batch, kv = laid_step(decoder, 1, 64 + tokens, tokens)
     decoder.forward(batch, kv)
@@ -327,7 +414,7 @@ def kept() -> None:
     parts = {path.stem: json.loads(path.read_text()) for path in sorted(WORK.glob("*.json"))}
     results = {
         "date": datetime.date.today().isoformat(), "slug": f"speculation-{hardware.slug()}",
-        "command": "python -m bench.speculation bundled|planted|widths|lookup|report", **parts,
+        "command": "python -m bench.speculation bundled|planted|widths|peers|lookup|report", **parts,
         "hardware": hardware.describe(),
     }  # fmt: skip
     print(report.save(results))

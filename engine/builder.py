@@ -202,7 +202,9 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
             nbytes=kv.states.block_nbytes,
             tiers=build_tiers(slot_pool, kv.states, store, device, share=STATES_SHARE),
         )
-    runner = _runner(config, decoder, kv, device, max_model_len, images)
+    speculation, more = speculation_of(config, device), [*proposers, *plugins()]
+    most = 1 if speculation == "off" else 1 + config.speculation_tokens
+    runner = _runner(config, decoder, kv, device, max_model_len, images, most, speculation == "auto" or bool(more))
     models = _models(config, decoder, path, runner, blocks // width)
     value_head = ValueHead.usable(path, spec.hidden_size) if (keeping := _keeping_states(config, runner)) else None
     if keeping is not None and value_head is not None:
@@ -212,11 +214,10 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         mtp = MTP.of(mtp_layer, kv, config, blocks + 1)
         runner.follow(mtp.ran)
         models.insert(0, mtp)
-    speculation = speculation_of(config, device)
     # in these models all of a token's past is found by its place in the cache, and of all layers alike
     trees = isinstance(runner, TreeRunner) and groups is None and not spec.recurrent_layers
     trees = trees and config.prefill_context_parallel_size == 1  # of one device: accepted K/V moves from slot to slot
-    speculator = build_speculator(speculation, config, spec.vocab_size, [*proposers, *plugins()], models, trees=trees)
+    speculator = build_speculator(speculation, config, spec.vocab_size, more, models, trees=trees)
     core = EngineCore(
         config,
         runner,
@@ -401,7 +402,10 @@ def _runner(
     device: torch.device,
     max_model_len: int,
     images: EncoderCache | None,
+    draft_width: int,
+    trees: bool,
 ) -> Runner:
+    """`draft_width`: tokens of a row with its draft; `trees`: drafts may be trees, as joined ones are."""
     if not decoder.on_gpu:
         reuses = config.chunk_reuse is not None
         mover = KVMover(decoder.spec, kv, decoder.rotations) if reuses and isinstance(kv, KVCache) else None
@@ -410,8 +414,9 @@ def _runner(
     if device.type == "cuda":
         warm_up(decoder.spec.vocab_size, device)
     return GpuRunner(
-        decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs, images=images
-    )
+        decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs,
+        draft_width=draft_width, trees=trees, images=images,
+    )  # fmt: skip
 
 
 def _warm_up(decoder: Decoder, kv: KVCache | QuantizedCache, device: torch.device) -> None:

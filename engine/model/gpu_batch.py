@@ -26,6 +26,7 @@ RESIDENT = 3  # programs of a decode that a multiprocessor holds at once (72 KiB
 RESIDENT_CODED = 2  # of quantized K/V, which takes more registers
 FIXED_KEYS = 1024  # of a piece, where sums must be made alike in every batch
 INTERPRETED_PROCESSORS = 4  # assumed multiprocessors where there is no device
+MAX_DRAFT_TOKENS = 256  # of the steps with drafts that graphs are kept for; under such a load drafts seldom pay
 _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads like it
 
 
@@ -136,8 +137,9 @@ class Parts:
     weights: Tensor
 
     @classmethod
-    def like(cls, capacity: StepCapacity, model: PackedModel, device: torch.device) -> Parts:
-        max_parts = max(each.parts for each in capacity.work)
+    def like(cls, capacities: Sequence[StepCapacity], model: PackedModel, device: torch.device) -> Parts:
+        """Returns buffers that are large enough for each of several capacities."""
+        max_parts = max(work.parts for each in capacities for work in each.work)
         values = torch.empty(max_parts, model.heads, model.head_dim, device=device)
         return cls(values, torch.empty(max_parts, model.heads, device=device))
 
@@ -185,7 +187,7 @@ class Packed:
     ) -> DeviceStep:
         """Returns the step in `packed`, int32 on the device. `parts` are made if not given; `branched`: it has branches
         of token trees."""
-        parts = parts or Parts.like(self.capacity, model, packed.device)
+        parts = parts or Parts.like([self.capacity], model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]
         pieces: dict[int | None, Pieces] = {}
         for nth, (window, capacity) in enumerate(zip(model.windows, self.capacity.work, strict=True)):
@@ -256,6 +258,33 @@ def graph_sizes(max_rows: int) -> tuple[int, ...]:
     rows, and few steps cost as much as recording a graph."""
     steps = [1, 2, 4, 8, *range(16, 65, 16), *range(96, 257, 32), *range(320, max(321, max_rows + 64), 64)]
     return (*(step for step in steps if step < max_rows), max_rows)
+
+
+def draft_sizes(max_rows: int, width: int) -> tuple[int, ...]:
+    """Returns the numbers of tokens that graphs of steps with drafts are kept for: powers of two up to `max_rows` rows
+    of `width` tokens, 256 in all at most."""
+    most = min(max_rows * width, MAX_DRAFT_TOKENS)
+    return (*(1 << n for n in range(1, most.bit_length()) if 1 << n < most), most)
+
+
+def draft_shape(
+    tokens: int, width: int, windows: Sequence[int | None], limits: WorkLimits, max_blocks: int, *, branched: bool
+) -> StepCapacity:
+    """Returns the capacity for a step of so many tokens whose rows have at most `width` each, in any mix: decodes and
+    rows with drafts, which may share prefixes. `branched`: the branches of token trees are rows of their own."""
+    pieces, most, few = limits.pieces, limits.large_queries, limits.small_queries
+    if limits.fixed_keys is not None:
+        work = WorkCapacity(0, 4 * tokens + pieces, tokens, tokens, 4 * tokens + pieces * min(most, width))
+    else:
+        tiles = (
+            -(-tokens * -(-row // most) // row) for row in range(few + 1, width + 1)
+        )  # large ones, of rows so wide
+        large, order, queries, parts = max(tiles, default=0) + pieces, tokens, min(most, width), 0
+        if limits.cascade:
+            large, order, queries, parts = large + tokens // 2, 4 * tokens, min(most, tokens), 8 * tokens + 2 * pieces
+        work = WorkCapacity(tokens + pieces, large, order, tokens, max(parts, 2 * tokens + pieces * (1 + queries)))
+    blocks = tokens * max_blocks + (tokens * (2 + width) if branched else 0)  # of a branch see `work.Rows.listed`
+    return StepCapacity(tokens, tokens, (work,) * len(windows), blocks)
 
 
 def decode_shapes(rows: int, windows: Sequence[int | None], limits: WorkLimits, max_blocks: int) -> list[StepCapacity]:

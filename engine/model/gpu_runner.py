@@ -1,9 +1,10 @@
 """Runs a step on a GPU: one copy there, one CUDA graph, one copy back.
 
-Decodes are replayed from CUDA graphs, so that a step costs one launch and not hundreds; all else, and steps in which a
-row has an adapter, runs eagerly on the decoder's Triton kernels. A graph's inputs must stay at their recorded
-addresses, and its result is overwritten by the next replay. Steps travel from two host buffers: one is written while
-the other is copied.
+Decodes are replayed from CUDA graphs, with drafts and without, so that a step costs one launch and not hundreds; all
+else, and steps in which a row has an adapter, runs eagerly on the decoder's Triton kernels. A graph knows no rows: its
+tokens attend by pieces, so one graph serves all steps of as many tokens, whatever part of each row is a draft. Its
+inputs must stay at their recorded addresses, and its result is overwritten by the next replay. Steps travel from two
+host buffers: one is written while the other is copied.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from engine.model.gpu_batch import (
     Parts,
     capacity_of,
     decode_shapes,
+    draft_shape,
+    draft_sizes,
     graph_sizes,
     limits_for_quantized,
     with_last_keys,
@@ -117,9 +120,11 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedGraph:
-    """Decodes of up to so many rows: their packing on the device, and their graph."""
+    """Steps of up to so many tokens, with branches of token trees or without: their packing on the device, and their
+    graph."""
 
     packed: Packed
+    branched: bool
     memory: Tensor
     token_ids: Tensor  # as the step in `memory` has them
     wanted: Tensor  # rows whose logits are needed, as it has them
@@ -130,7 +135,8 @@ class GpuRunner:
     """A decoder and its paged cache. `max_blocks` is the number of blocks that a sequence may have.
 
     With `graphs`, decodes of up to `max_rows` rows are recorded at once, from the largest on, so that the smaller ones
-    find their memory made.
+    find their memory made; and so are steps whose rows have up to `draft_width` tokens each with their drafts, if that
+    is more than one, and token trees among them with `trees`.
     """
 
     queues = True
@@ -144,6 +150,8 @@ class GpuRunner:
         max_rows: int,
         max_blocks: int,
         graphs: bool = True,
+        draft_width: int = 1,
+        trees: bool = False,
         images: EncoderCache | None = None,
     ) -> None:
         assert decoder.on_gpu, "the Triton kernels do not run this decoder"
@@ -161,15 +169,21 @@ class GpuRunner:
         self._staging = Staging(device)
         self._graphs: list[_RecordedGraph] = []
         pool = Pool(device)
+        shape = (model.windows, self._model.limits, max_blocks)
+        shapes = [(each, False) for rows in graph_sizes(max_rows) for each in decode_shapes(rows, *shape)]
+        for tokens in draft_sizes(max_rows, draft_width) if draft_width > 1 else ():
+            kinds = (False, True) if trees else (False,)
+            shapes += [(draft_shape(tokens, draft_width, *shape, branched=each), each) for each in kinds]
+        # of as many tokens those of decodes alone come first: they are smaller
+        shapes = sorted(shapes, key=lambda each: each[0].tokens) if graphs else []
+        most = max((capacity.tokens for capacity, _ in shapes), default=0)
         # of the graph that ran last: each would keep its own otherwise
-        self._logits = torch.empty(max_rows if graphs else 0, self.vocab_size, device=device)
-        parts: Parts | None = None
-        for rows in reversed(graph_sizes(max_rows)) if graphs else ():
-            for capacity in reversed(decode_shapes(rows, model.windows, self._model.limits, max_blocks)):
-                parts = parts or Parts.like(capacity, self._model, device)
-                self._graphs.append(self._record(Packed(capacity), parts, pool))
+        self._logits = torch.empty(most, self.vocab_size, device=device)
+        # kept: graphs know it by its address alone
+        self._parts = Parts.like([capacity for capacity, _ in shapes], self._model, device) if shapes else None
+        for capacity, branched in reversed(shapes):
+            self._graphs.append(self._record(Packed(capacity), branched, pool))
         self._graphs.reverse()
-        self._parts = parts  # kept: graphs know it by its address alone
 
     def move_kv(self, pairs: Sequence[tuple[int, int]]) -> None:
         """See `engine.model.runner.TreeRunner`. The next step on the stream comes after it."""
@@ -180,7 +194,7 @@ class GpuRunner:
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
         laid = self._batching.lay(step)
         works = self._cutter.works(laid)
-        graph = self._graph_for(laid, works)
+        graph = self._graph_for(laid, works, layerwise=step.save_kv_layer is not None)
         if graph is None:
             sent = replace(self._sent(laid, works), save_kv_layer=step.save_kv_layer)
             if step.sampled is not None:
@@ -204,24 +218,28 @@ class GpuRunner:
         step = with_last_keys(packed.views(memory, self._model, branched=laid.branches is not None), laid)
         return replace(step, adapters=(laid.adapters, tuple(laid.starts))) if laid.adapters else step
 
-    def _graph_for(self, laid: BatchLayout, works: list[AttentionWork]) -> _RecordedGraph | None:
-        """Returns the smallest graph that holds a step; None where it is no decode, has images or adapters, or needs
-        more pieces than any graph has."""
-        rows = len(laid.contexts)
-        if len(laid.tokens) != rows or laid.images[0] or laid.adapters:
+    def _graph_for(
+        self, laid: BatchLayout, works: list[AttentionWork], *, layerwise: bool = False
+    ) -> _RecordedGraph | None:
+        """Returns the smallest graph that holds a step; None where most of its tokens are prompts', of which no logits
+        are wanted, or prompts' K/V is sent `layerwise`, it has images or adapters, or needs more pieces than any graph
+        has."""
+        tokens, branched = len(laid.tokens), laid.branches is not None
+        reads = tokens > len(laid.contexts) and (layerwise or 2 * len(laid.wanted) < tokens)
+        if reads or laid.images[0] or laid.adapters or laid.last_keys is not None:
             return None
         for graph in self._graphs:
             capacity = graph.packed.capacity
-            fits = capacity.tokens >= rows and len(works[0].blocks) <= capacity.blocks
+            fits = capacity.tokens >= tokens and graph.branched == branched and len(works[0].blocks) <= capacity.blocks
             if fits and all(has.holds(work) for has, work in zip(capacity.work, works, strict=True)):
                 return graph
         return None
 
-    def _record(self, packed: Packed, parts: Parts, pool: Pool) -> _RecordedGraph:
+    def _record(self, packed: Packed, branched: bool, pool: Pool) -> _RecordedGraph:
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
-        step = packed.views(memory, self._model, parts)
+        step = packed.views(memory, self._model, self._parts, branched=branched)
         every = torch.arange(packed.capacity.tokens, dtype=torch.int32, device=self._device)
         whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
         out = self._logits[: packed.capacity.tokens]
         recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
-        return _RecordedGraph(packed, memory, step.token_ids, step.logits_at, recorded)
+        return _RecordedGraph(packed, branched, memory, step.token_ids, step.logits_at, recorded)

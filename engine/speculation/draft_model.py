@@ -2,11 +2,14 @@
 
 Its K/V are sequences of a second pool, one for each that it drafts for, with prefix caching, so forks share them. It
 samples by the target's own requests: seed, place and position key the same random numbers, so where the two
-distributions are alike, so are the samples, at any temperature. Knows nothing of the target's blocks.
+distributions are alike, so are the samples, at any temperature. It has no adapters: what it drafts for one is the
+base's, and its K/V of a tenant's text are the same whatever adapter the target runs. Knows nothing of the target's
+blocks.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ from engine.core.span_state import row_sampling
 from engine.core.step import Row, Step
 from engine.errors import InvalidParameter
 from engine.kv_cache.allocation import advance_kv, allocate, match_prefix
-from engine.kv_cache.block_pool import BlockPool, OutOfBlocks
+from engine.kv_cache.block_pool import BlockPool, OutOfBlocks, root_digest
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.gpu_runner import GpuRunner
@@ -80,6 +83,7 @@ class DraftModel(Proposer):
         self._pool = pool
         self._size = block_size
         self._max_len = max_len
+        self._secret = secrets.token_bytes(16)
         self._shadows: OrderedDict[int, SequenceState] = OrderedDict()  # by the target's sequence, used last at the end
 
     @classmethod
@@ -108,9 +112,11 @@ class DraftModel(Proposer):
         runner: Runner = ModelRunner(draft, kv, draft.device, deterministic=config.deterministic)
         if draft.on_gpu:
             per_sequence = -(-max_len // config.block_size)
+            # after a draft that was right as a whole, the next one begins with its last token and the one after
             runner = GpuRunner(
-                draft, kv, draft.device, max_rows=config.max_running, max_blocks=per_sequence, graphs=config.graphs
-            )
+                draft, kv, draft.device, max_rows=config.max_running, max_blocks=per_sequence, graphs=config.graphs,
+                draft_width=2,
+            )  # fmt: skip
         return cls(runner, BlockPool(blocks), config.block_size, max_len)
 
     @torch.inference_mode()
@@ -147,7 +153,8 @@ class DraftModel(Proposer):
         """Returns the draft model's sequence, with the target's tokens: those that it had drafted wrongly are gone."""
         shadow = self._shadows.get(seq.id)
         if shadow is None:
-            shadow = self._shadows[seq.id] = SequenceState(seq.id, [], seq.root, seq.arrival)
+            root = root_digest(self._secret, "", "", seq.tenant)  # not the target's, which its adapter is part of
+            shadow = self._shadows[seq.id] = SequenceState(seq.id, [], root, seq.arrival)
             shadow.append(seq.tokens, generated=False)
             match_prefix(shadow, self._size, self._pool)
             shadow.cursor = shadow.kv_len = min(shadow.kv_len, len(shadow) - 1)

@@ -1,6 +1,7 @@
 """Proposes drafts for the decodes of the next step, and learns from what became of them.
 
-Proposers are asked in order, cheap ones first, until one is likely to be right. A draft ends before a stop token, at
+Proposers are asked in order, and models only where those before them are not likely to be right; what they propose is
+joined into one token tree (`joined_trees`). A draft ends before a stop token, at
 the span's length, and where a constraint does not allow it. How much of all drafts is verified is then decided at once
 (`control`). Knows nothing of blocks or devices.
 """
@@ -8,6 +9,7 @@ the span's length, and where a constraint does not allow it. How much of all dra
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,15 +23,17 @@ from engine.multimodal.image_input import FIRST_IMAGE_ID
 from engine.outputs import SpeculationStats
 from engine.params import Span
 from engine.speculation.control import Calibration, StepTimes, chosen_lengths
+from engine.speculation.joined_trees import RatedTree, joined
 from engine.speculation.proposer import DraftTokens, Proposer
 from engine.speculation.suffix import SuffixProposer
 
 MAX_PENDING = 16  # tokens that a decode may have to run besides: those that a constraint forced
-_LIKELY = 0.6  # probability of a draft's first token from which on no other proposer is asked
+_LIKELY = 0.6  # probability of a first token from which on no model is asked
 _REMEMBERED = 0.95  # weight of a sequence's earlier drafted tokens, for each later one
 _FORGIVEN = 0.01  # share of a sequence's lost trust that comes back with each draft that is not verified
 _RETRIED = 0.02  # the same of a model that is not asked
 _SMOOTHED = 0.1  # weight of a proposer's newest draft
+_MAX_LEARNT = 1024  # pairs of proposer and adapter that are remembered
 _TRUST_PRIOR = 6.0  # expected right tokens, before a sequence's own record counts as much as all others'
 
 
@@ -39,8 +43,7 @@ class _Record:
 
     right: float = _TRUST_PRIOR
     expected: float = _TRUST_PRIOR
-    proposer: str = ""  # of the draft that is being verified
-    confidence: tuple[float, ...] = ()
+    tree: RatedTree | None = None  # the draft that is being verified
     rows: int = 0
     accepted: int = 0
 
@@ -50,12 +53,19 @@ class _Record:
 
 
 @dataclass(slots=True)
-class _Costs:
-    """Costs of a proposer's drafts, in seconds for a token of each sequence, and how often they are right."""
+class _Learnt:
+    """Share of a proposer's tokens that were right, for the sequences of one adapter or of none: a draft model or heads
+    of the base are wrong more often for an adapter, which must not switch them off for others."""
 
-    token_s: float = 0.0
     likely: float = 1.0  # probability of a draft's first token, smoothed; of a proposer that is not asked it grows back
     calibration: Calibration = field(default_factory=Calibration)
+
+
+@dataclass(slots=True)
+class _Costs:
+    """Costs of a proposer's drafts, in seconds for a token of each sequence."""
+
+    token_s: float = 0.0
 
     def took(self, seconds: float, tokens: int) -> None:
         """Learns the time of drafts of up to so many tokens."""
@@ -64,23 +74,25 @@ class _Costs:
             self.token_s += (min(each, 4 * self.token_s) - self.token_s) * _SMOOTHED if self.token_s else each
 
 
+class _Asked(NamedTuple):
+    """A span that may be drafted for, and the most tokens of its draft."""
+
+    seq: SequenceState
+    job: SpanJob
+    budget: int
+
+
 class _Proposed(NamedTuple):
-    """A draft, and of each token the probability that it and those before it are right: it never rises from one to the
-    next, so the first tokens of a tree are its likeliest."""
+    """A sequence's draft, and of each token the probability that it and those before it are right: it never rises from
+    one to the next, so the first tokens of a tree are its likeliest."""
 
-    proposer: str
-    draft: DraftTokens
+    tree: RatedTree
     survival: list[float]
-
-    @property
-    def likely(self) -> float:
-        """Returns the probability that the sequence goes on with one of its tokens."""
-        return sum(alive for at, alive in enumerate(self.survival) if self.draft.parent(at) < 0)
 
 
 class Speculator:
-    """Drafts of one core. `order`: the proposers that a span without a wish of its own uses, the first one that has an
-    idea; `max_tokens` of a draft. Without `trees`, of a token tree the best path is verified."""
+    """Drafts of one core. `order`: the proposers that a span without a wish of its own uses, whose drafts are joined;
+    `max_tokens` of a draft. Without `trees`, of a token tree the best path is verified."""
 
     def __init__(
         self,
@@ -99,6 +111,9 @@ class Speculator:
         self._clock = clock
         self._trees = trees
         self._costs = {each.name: _Costs() for each in proposers}
+        self._learnt: OrderedDict[tuple[str, int], _Learnt] = (
+            OrderedDict()
+        )  # by proposer and adapter, used last at the end
         self._records: dict[int, _Record] = {}
         self.times = StepTimes()
         self._accepted = 0  # in the step that runs
@@ -118,38 +133,37 @@ class Speculator:
 
     def drafts(self, running: Collection[SequenceState]) -> dict[int, Tree]:
         """Returns the drafts to verify in the next step, by sequence; none beside a prompt that is being read."""
-        asked: list[tuple[SequenceState, SpanJob, int]] = []
+        asked: list[_Asked] = []
         for seq in running:
             if seq.remaining > MAX_PENDING:
                 return {}
             if isinstance(job := seq.job, SpanJob) and job.speculates and (budget := self._budget(job)) > 0:
-                asked.append((seq, job, budget))
+                asked.append(_Asked(seq, job, budget))
         if not asked:
             return {}
         found = self._proposed(asked, sum(seq.remaining for seq in running))
         lengths = chosen_lengths({id: each.survival for id, each in found.items()}, len(running), self.times)
         chosen: dict[int, Tree] = {}
-        for id, (name, draft, _) in found.items():
-            record = self._records[id]
-            for confidence in draft.confidence[lengths.get(id, 0) :][:1]:  # one that is not verified
-                self._costs[name].calibration.forget(confidence)
+        adapters = {each.seq.id: each.seq.adapter for each in asked}
+        for id, (tree, _) in found.items():
+            record, count = self._records[id], lengths.get(id, 0)
+            for name, confidence in tree.sources[count] if count < len(tree.sources) else ():  # it is not verified
+                self._learnt_of(name, adapters[id]).calibration.forget(confidence)
             if id not in lengths:
                 record.expected += (record.right - record.expected) * _FORGIVEN
-            verified = draft.cut(lengths.get(id, 0))
-            if verified.parents:
-                verified = verified.chosen(preorder(verified.parents))
-            record.proposer, record.confidence = name, verified.confidence
-            if verified.tokens:
-                chosen[id] = verified.tokens, verified.parents
+            tree = tree.cut(count)
+            record.tree = tree = tree.chosen(preorder(tree.parents)) if tree.parents else tree
+            if tree.tokens:
+                chosen[id] = tree.tokens, tree.parents
         return chosen
 
     def verified(self, row: Row, path: Sequence[int], *, ended: bool) -> None:
         """Learns that the tokens `path` of a row's draft were right, and others after the same ones were not, unless
         the span `ended` with them."""
         record = self._records[row.seq.id]
-        costs = self._costs[record.proposer]
+        assert record.tree is not None, "a draft was verified"
         last, right, depths = path[-1] if path else -1, {-1, *path}, {-1: -1}
-        for at, confidence in enumerate(record.confidence[: len(row.draft)]):
+        for at in range(len(row.draft)):
             parent = row.parents[at] if row.parents else at - 1
             depths[at] = depths[parent] + 1
             self._drafted_at[depths[at]] += 1
@@ -158,8 +172,9 @@ class Speculator:
             if parent not in right or (parent == last and ended):
                 continue
             record.right = _REMEMBERED * record.right + (at in right)
-            record.expected = _REMEMBERED * record.expected + costs.calibration.probability(confidence)
-            costs.calibration.learn(confidence, at in right)
+            record.expected = _REMEMBERED * record.expected + record.tree.probability[at]
+            for name, confidence in record.tree.sources[at]:
+                self._learnt_of(name, row.seq.adapter).calibration.learn(confidence, at in right)
         self._rows += 1
         self._accepted += len(path)
 
@@ -211,31 +226,55 @@ class Speculator:
         most = self._max_tokens if wish is None or wish.max_tokens is None else min(wish.max_tokens, self._max_tokens)
         return min(most, job.max_tokens - job.produced - 1)
 
-    def _proposed(self, asked: Sequence[tuple[SequenceState, SpanJob, int]], tokens: int) -> dict[int, _Proposed]:
-        """Returns each sequence's best draft: the next proposer is asked while the first token is not likely enough."""
-        best: dict[int, _Proposed] = {}
+    def _proposed(self, asked: Sequence[_Asked], tokens: int) -> dict[int, _Proposed]:
+        """Returns each sequence's draft, joined of all that is proposed for it. A model is asked while the first token
+        is not likely enough."""
+        trees: dict[int, list[RatedTree]] = {each.seq.id: [] for each in asked}
+        unlikely = dict.fromkeys(trees, 1.0)  # probability that the first token is another one
+        adapters = {each.seq.adapter for each in asked}
         for name, proposer in self._proposers.items():
+            worth = self._worth(name, tokens)
             of_it = [
                 each
                 for each in asked
-                if name in self._names(each[1].span) and (each[0].id not in best or best[each[0].id].likely < _LIKELY)
+                if name in self._names(each.job.span)
+                and not (proposer.model and 1 - unlikely[each.seq.id] >= _LIKELY)
+                and not (proposer.model and self._learnt_of(name, each.seq.adapter).likely < worth)
             ]
-            costs, worth = self._costs[name], self._worth(name, tokens)
-            if not of_it or (proposer.model and costs.likely < worth):
-                costs.likely += (1 - costs.likely) * _RETRIED
+            for adapter in adapters - {each.seq.adapter for each in of_it}:
+                learnt = self._learnt_of(name, adapter)
+                learnt.likely += (1 - learnt.likely) * _RETRIED
+            if not of_it:
                 continue
             began = self._clock()
-            drafts = proposer.propose_all([(seq, budget) for seq, _, budget in of_it], worth)
-            costs.took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
+            drafts = proposer.propose_all([(each.seq, each.budget) for each in of_it], worth)
+            self._costs[name].took(self._clock() - began, max(len(draft.tokens) for draft in drafts))
             for (seq, job, budget), draft in zip(of_it, drafts, strict=True):
                 kept = self._kept(job, draft.cut(budget))
                 if not kept.tokens:
                     continue
-                found = self._rated(self._records.setdefault(seq.id, _Record()), name, kept)
-                costs.likely += (found.likely - costs.likely) * _SMOOTHED
-                if seq.id not in best or sum(found.survival) > sum(best[seq.id].survival):
-                    best[seq.id] = found
-        return best
+                learnt, record = self._learnt_of(name, seq.adapter), self._records.setdefault(seq.id, _Record())
+                tree = RatedTree.of(name, kept, learnt.calibration.probability)
+                likely = tree.likely
+                learnt.likely += (record.trust * likely - learnt.likely) * _SMOOTHED
+                unlikely[seq.id] *= 1 - record.trust * likely
+                trees[seq.id].append(tree)
+        return {
+            seq.id: _Proposed(
+                *joined(trees[seq.id]).likeliest(budget, self._records[seq.id].trust, chain=not self._trees)
+            )
+            for seq, _, budget in asked
+            if trees[seq.id]
+        }
+
+    def _learnt_of(self, name: str, adapter: int) -> _Learnt:
+        key = name, adapter
+        if key not in self._learnt:
+            self._learnt[key] = _Learnt()
+            if len(self._learnt) > _MAX_LEARNT:
+                self._learnt.popitem(last=False)
+        self._learnt.move_to_end(key)
+        return self._learnt[key]
 
     def _names(self, span: Span) -> tuple[str, ...]:
         if span.speculation is None or span.speculation.proposer == "auto":
@@ -247,21 +286,6 @@ class Speculator:
         alone = self.times.seconds(tokens)
         marginal = self.times.seconds(tokens + 4) - alone
         return min(1.0, (self._costs[name].token_s + marginal / 4) * tokens / alone)
-
-    def _rated(self, record: _Record, name: str, draft: DraftTokens) -> _Proposed:
-        """Returns a draft with its tokens' probabilities, a tree's likeliest first; or a tree's best path."""
-        calibration = self._costs[name].calibration
-        alive = [1.0]  # the last one is that of the sequence, before any token
-        for at, confidence in enumerate(draft.confidence):
-            alive.insert(at, alive[draft.parent(at)] * record.trust * calibration.probability(confidence))
-        order: Sequence[int] = range(len(draft.tokens))
-        if draft.parents:
-            order = sorted(order, key=lambda at: -alive[at])
-            if not self._trees:
-                paths = (path_to(draft.parents, at) for at in order)
-                order = max(paths, key=lambda path: sum(alive[at] for at in path))
-            draft = draft.chosen(order)
-        return _Proposed(name, draft, [alive[at] for at in order])
 
     def _kept(self, job: SpanJob, draft: DraftTokens) -> DraftTokens:
         """Returns the tokens of a draft that may come: each is of the vocabulary, which an image's are not, none ends

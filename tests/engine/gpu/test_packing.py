@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.work import QUERIES, WorkLimits
 from engine.model.batch import BatchLayout
-from engine.model.gpu_batch import RESIDENT, Packed, PackedModel, capacity_of, decode_shapes, graph_sizes, works_of
+from engine.model.gpu_batch import (
+    MAX_DRAFT_TOKENS,
+    RESIDENT,
+    Packed,
+    PackedModel,
+    capacity_of,
+    decode_shapes,
+    draft_shape,
+    draft_sizes,
+    graph_sizes,
+    works_of,
+)
 from engine.model.gpu_runner import Staging
 
 BLOCK = 16
@@ -78,6 +91,48 @@ def test_branches_of_one_prefix_have_a_graph(rows: int, prefix: int) -> None:
         works = works_of(laid, BLOCK, PackedModel((None,), 4, 32, limits))
         capacity = decode_shapes(rows, (None,), limits, (prefix + 128) // BLOCK)[-1]
         assert len(works[0].large) and capacity.work[0].holds(works[0]), limits
+
+
+@settings(max_examples=200, deadline=None)
+@example(  # branches of one token each, all of the longest context
+    rows=[(63, 1)] * 8, shared=0, group=4, large_tile=64, pieces=9, windows=(None,), kind="plain", branched=True
+)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 33)), min_size=1, max_size=24),
+    shared=st.integers(0, 40), group=st.sampled_from([1, 2, 4, 8, 16, 64]), large_tile=st.sampled_from([64, 128]),
+    pieces=st.integers(1, 60), windows=st.sampled_from([(None,), (None, 100), (64,)]),
+    kind=st.sampled_from(["cascade", "plain", "deterministic"]), branched=st.booleans(),
+)  # fmt: skip
+def test_every_mix_of_decodes_and_drafts_has_a_graph(
+    rows: list[tuple[int, int]], shared: int, group: int, large_tile: int, pieces: int,
+    windows: tuple[int | None, ...], kind: str, branched: bool,
+) -> None:  # fmt: skip
+    """With a longest draft of 32 tokens. Each row is a context before it, and its tokens in the step."""
+    fixed = 1024 if kind == "deterministic" else None
+    limits = WorkLimits(group, pieces, large_tile, fixed_keys=fixed, cascade=kind == "cascade")
+    contexts = [before + width for before, width in rows]
+    laid = laid_out(contexts, min(shared, *(before // BLOCK for before, _ in rows)))
+    starts = np.cumsum([0, *(width for _, width in rows)])
+    tokens = int(starts[-1])
+    branches = None
+    if branched:  # each row's last tokens lie at slots of their own
+        slots = np.arange(33 * len(rows)).reshape(len(rows), 33)
+        branches = tuple(before for before, _ in rows), slots
+    laid = replace(laid, tokens=[7] * tokens, starts=starts.tolist(), wanted=list(range(tokens)), branches=branches)
+    works = works_of(laid, BLOCK, PackedModel(windows, 4, 32, limits))
+    size = next(each for each in draft_sizes(24, 33) if each >= min(tokens, MAX_DRAFT_TOKENS))
+    if tokens > size:
+        return  # a step as large as that runs without a graph
+    max_blocks = -(-max(contexts) // BLOCK)
+    capacity = draft_shape(size, 33, windows, limits, max_blocks, branched=branched)
+    assert all(has.holds(work) for has, work in zip(capacity.work, works, strict=True)), (capacity.work, works)
+    assert len(works[0].blocks) <= capacity.blocks
+
+
+def test_graphs_of_drafts_are_few_and_end_at_the_most() -> None:
+    assert draft_sizes(1, 9) == (2, 4, 8, 9)
+    assert draft_sizes(3, 4) == (2, 4, 8, 12)
+    assert draft_sizes(256, 9) == (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def test_the_ladder_ends_at_the_most_and_wastes_little() -> None:

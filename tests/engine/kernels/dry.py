@@ -25,6 +25,7 @@ from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model import gpu_layers
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
+from engine.model.gpu_runner import GpuRunner
 from engine.params import Sampling
 from tests.engine.model import tiny
 from tests.engine.model.stepping import Stepper
@@ -68,7 +69,8 @@ def decoder(base: str, folder: Path, **changed: object) -> Decoder:
 
 
 def run_models(folder: Path) -> None:
-    """Prompts, decodes of one row and of several, a shared prefix; every kind of cache, windows, softcaps, norms."""
+    """Prompts, decodes of one row and of several, a shared prefix; every kind of cache, windows, softcaps, norms; and
+    the graphs of decodes and of steps with drafts."""
     for base, changed in (("qwen3", {}), ("gemma2", {"sliding_window": 24}), ("olmo2", {"head_dim": None})):
         sizes = {key: value for key, value in changed.items() if value is not None}
         if base == "olmo2":
@@ -86,6 +88,9 @@ def run_models(folder: Path) -> None:
             stepper._tables[1] = stepper._tables[0][:25] + stepper._tables[1][25:]
             for chunks in ([410, 410, 1], [2, 0, 20], [1, 1, 1], [1, 0, 0]):
                 stepper.step(chunks)
+            runner = GpuRunner(model, stepper._kv, model.device, max_rows=4, max_blocks=30, draft_width=4, trees=True)
+            for graph in runner._graphs:
+                graph.recorded.replay()
 
 
 def run_the_rest() -> None:

@@ -133,10 +133,10 @@ def requests(count: int, seed: int = 7) -> list[Request]:
 Answer = list[object]
 
 
-async def answers(config: EngineConfig, asked: Sequence[Request], proposer: Proposer) -> tuple[list[Answer], Any]:
+async def answers(config: EngineConfig, asked: Sequence[Request], *proposers: Proposer) -> tuple[list[Answer], Any]:
     """Returns everything that the requests get, to the bit, and the engine's statistics."""
     gate = asyncio.Semaphore(AT_ONCE)
-    async with await Engine.start(config, partial(build, proposers=(proposer,))) as engine:
+    async with await Engine.start(config, partial(build, proposers=proposers)) as engine:
 
         async def span(seq: Any, span: Span) -> object:  # Any: a sequence, of an engine with types of its own
             try:

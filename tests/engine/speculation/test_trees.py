@@ -15,7 +15,7 @@ import torch
 from engine import Engine, EngineConfig, Sampling, Span
 from engine.builder import build
 from engine.config import LoopName
-from engine.core.request import SequenceState, SpanJob
+from engine.core.request import NO_ADAPTER, SequenceState, SpanJob
 from engine.core.step import Row
 from engine.core.token_tree import child_of, path_to, preorder, reordered, runs
 from engine.model.runner import ModelRunner
@@ -229,7 +229,7 @@ def test_of_a_tree_the_likeliest_tokens_are_verified_and_learnt_from() -> None:
     tokens, parents = speculator.drafts([seq])[seq.id]
     assert tokens == (6, 7, 8, 5, 9)
     assert parents == (-1, 0, 1, -1, 3)
-    calibration = speculator._costs["fixed"].calibration
+    calibration = speculator._learnt["fixed", NO_ADAPTER].calibration
     before = {each: calibration.probability(each) for each in tree.confidence}
     speculator.verified(Row(seq, 3, 1, 3, draft=tokens, parents=parents), [0, 1], ended=False)
     after = {each: calibration.probability(each) for each in tree.confidence}
