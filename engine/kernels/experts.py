@@ -8,7 +8,7 @@ put, in 16 bits or in 8 or 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,26 +46,49 @@ class ExpertWeights:
     tables: tuple[Tensor, ...]
     shape: tuple[int, int]
 
+    def parts(self) -> tuple[Tensor, ...]:
+        """Returns the first expert's parts, in the tables' order: all experts' are of one size."""
+        return parts_of(self.weights[0])
 
-def expert_weights(weights: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype) -> ExpertWeights:
-    """Returns the projections of a layer's experts for the kernels, where they lie, if they are contiguous.
+
+def parts_of(weight: Tensor | QuantizedWeight) -> tuple[Tensor, ...]:
+    """Returns the tensors of a weight without a bias, in the order of `ExpertWeights.tables`."""
+    if isinstance(weight, Tensor):
+        return (weight,)
+    return tuple(part for part in (weight.packed, weight.scales, weight.minimums) if part is not None)
+
+
+def expert_weights(
+    weights: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, device: torch.device | None = None
+) -> ExpertWeights:
+    """Returns the projections of a layer's experts for the kernels on `device` (the weights' own), where they lie, if
+    they are contiguous.
 
     Quantised ones of several forms, as a checkpoint may have them, become weights of `dtype`; scales of several types
     become float32.
     """
     packed = [each for each in weights if isinstance(each, QuantizedWeight)]
     forms = {(each.bits, each.group) for each in packed}
+    made: tuple[Tensor, ...] | tuple[QuantizedWeight, ...]
     if len(packed) == len(weights) and len(forms) == 1:
-        alike = _alike(packed)
-        first = alike[0]
-        parts = [[each.packed for each in alike], [each.scales for each in alike]]
-        if first.minimums is not None:
-            parts.append([each.minimums for each in alike if each.minimums is not None])
-        return ExpertWeights(tuple(alike), tuple(map(_addresses, parts)), first.shape)
-    dense = [dequantize(each, dtype=dtype) if isinstance(each, QuantizedWeight) else each for each in weights]
-    dense = [each.to(dtype).contiguous() for each in dense]
-    rows, width = dense[0].shape
-    return ExpertWeights(tuple(dense), (_addresses(dense),), (rows, width))
+        made = tuple(_alike(packed))
+        shape = made[0].shape
+    else:
+        dense = (dequantize(each, dtype=dtype) if isinstance(each, QuantizedWeight) else each for each in weights)
+        made = tuple(each.to(dtype).contiguous() for each in dense)
+        shape = made[0].shape[0], made[0].shape[1]
+    tables = (_addresses(parts, device) for parts in zip(*map(parts_of, made), strict=True))
+    return ExpertWeights(made, tuple(tables), shape)
+
+
+def alike(weights: Sequence[Tensor | QuantizedWeight]) -> bool:
+    """Returns whether `expert_weights` leaves the weights as they are."""
+    forms = {
+        tuple((part.dtype, part.shape) for part in parts_of(each))
+        + ((each.bits, each.group) if isinstance(each, QuantizedWeight) else ())
+        for each in weights
+    }
+    return len(forms) == 1
 
 
 def _alike(weights: list[QuantizedWeight]) -> list[QuantizedWeight]:
@@ -78,8 +101,8 @@ def _alike(weights: list[QuantizedWeight]) -> list[QuantizedWeight]:
     return weights
 
 
-def _addresses(parts: Sequence[Tensor]) -> Tensor:
-    return torch.tensor([each.data_ptr() for each in parts], dtype=torch.int64, device=parts[0].device)
+def _addresses(parts: Sequence[Tensor], device: torch.device | None) -> Tensor:
+    return torch.tensor([each.data_ptr() for each in parts], dtype=torch.int64, device=device or parts[0].device)
 
 
 def route(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, Tensor]:
@@ -102,6 +125,7 @@ def mix(
     *,
     shared: Tensor | None = None,
     invariant: bool = False,
+    admit: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Sums the outputs of each token's experts, times their weights.
 
@@ -111,12 +135,14 @@ def mix(
         weights: of the experts and of the shared one, as `route` returns them, with their numbers in `chosen`.
         shared: the shared expert's output, (tokens, hidden) of x's type.
         invariant: a token's result has the same bits in any batch.
+        admit: called before the products with the first of each expert's sorted tokens, (experts + 1,) int32, by the
+            kernels alone; it may change the addresses of the weights (`ExpertSlots.admit`).
 
     Returns:
         (tokens, hidden) of x's type. An expert's output is rounded to that before it is summed in float32.
     """
     run = mix_triton if x.is_cuda else mix_torch
-    return run(x, gate_up, down, weights, chosen, activation, shared=shared, invariant=invariant)
+    return run(x, gate_up, down, weights, chosen, activation, shared=shared, invariant=invariant, admit=admit)
 
 
 def route_torch(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, Tensor]:
@@ -140,6 +166,7 @@ def mix_torch(
     *,
     shared: Tensor | None = None,
     invariant: bool = False,
+    admit: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """The torch reference, in float32. See `mix`."""
     per_token = chosen.shape[1]
@@ -210,6 +237,7 @@ def mix_triton(
     *,
     shared: Tensor | None = None,
     invariant: bool = False,
+    admit: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """The kernels; on CPU tensors only under Triton's interpreter. See `mix`."""
     from engine.kernels.gpu.experts import SUM_BLOCK, expert_sum_kernel, sort_block, sort_kernel
@@ -222,6 +250,8 @@ def mix_triton(
     starts = torch.empty(count + 1, dtype=torch.int32, device=x.device)
     block, warps = sort_block(pairs)
     sort_kernel[(count,)](chosen, order, starts, pairs, block=block, num_warps=warps)
+    if admit is not None:
+        admit(starts)
     made = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
     opened = torch.empty(pairs, down.shape[1], dtype=x.dtype, device=x.device)
     _product(x, gate_up, order, starts, opened, per_token, activation, invariant)

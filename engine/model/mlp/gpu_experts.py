@@ -10,11 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from engine.errors import InvalidParameter
+from engine.kernels.expert_slots import ExpertSlots
 from engine.kernels.experts import (
     ExpertRouter,
+    alike,
     expert_weights,
     mix,
     mix_triton,
+    parts_of,
     route,
     route_triton,
 )
@@ -22,6 +26,7 @@ from engine.kernels.gated import gated, gated_triton
 from engine.kernels.matmul import Invariant
 from engine.kernels.quantized import QuantizedWeight
 from engine.model.linear import Dense, Linear
+from engine.model.mlp.expert_offload import slots_for
 from engine.model.mlp.experts import RoutedExperts
 from engine.model.model_spec import Activation, Experts, ModelSpec
 
@@ -43,7 +48,8 @@ def unsupported(spec: ModelSpec) -> str:
 
 
 class GpuExperts:
-    """The router and the experts of a layer, whose weights stay where they were read. With `invariant` a token's bits
+    """The router and the experts of a layer, whose weights stay where they were read; those in host memory come to
+    slots on the device when they are chosen. With `invariant` a token's bits
     are the same in any batch; `interpreted` as in `GpuLayers`."""
 
     def __init__(
@@ -60,10 +66,22 @@ class GpuExperts:
         self._activation: Activation = spec.activation
         self._shared = mixture.shared
         self._router = _router(mixture, dtype)
-        self._gate_up = expert_weights([weight_of(each.gate_up) for each in mixture.experts], dtype)
-        self._down = expert_weights([weight_of(each.down) for each in mixture.experts], dtype)
+        device = mixture.router.device
+        opens, closes = ([weight_of(each) for each in every] for every in _projections(mixture))
+        homes = [parts_of(each)[0].device for each in opens]
+        first = homes.index(torch.device("cpu")) if device.type != "cpu" and homes[-1].type == "cpu" else len(homes)
+        if first < len(homes) and not (alike(opens) and alike(closes)):
+            message = "cpu_offload_gb is set, and experts of one layer are quantised in several forms; accepted: 0."
+            raise InvalidParameter("cpu_offload_gb", message)
+        self._gate_up, self._down = expert_weights(opens, dtype, device), expert_weights(closes, dtype, device)
+        self._slots: ExpertSlots | None = None
+        if first < len(homes):
+            slots = slots_for(len(homes) - first, spec.experts.per_token)
+            self._slots = ExpertSlots((self._gate_up, self._down), first, slots, device)
+            self._gate_up, self._down = self._slots.served((self._gate_up, self._down))
         self._route = route_triton if interpreted else route
-        self._mix = partial(mix_triton if interpreted else mix, invariant=invariant)
+        admit = None if self._slots is None else self._slots.admit
+        self._mix = partial(mix_triton if interpreted else mix, invariant=invariant, admit=admit)
         self._gated = gated_triton if interpreted else gated
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -84,6 +102,10 @@ def weight_of(linear: Linear) -> Tensor | QuantizedWeight:
     weight: QuantizedWeight = linear.keywords["weight"]
     assert weight.bias is None
     return weight
+
+
+def _projections(mixture: RoutedExperts) -> tuple[list[Linear], list[Linear]]:
+    return [each.gate_up for each in mixture.experts], [each.down for each in mixture.experts]
 
 
 def _router(mixture: RoutedExperts, dtype: torch.dtype) -> ExpertRouter:
