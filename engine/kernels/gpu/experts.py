@@ -16,7 +16,7 @@ import triton.language as tl
 
 from engine.kernels.gpu.dots import dot
 from engine.kernels.gpu.gated import opened
-from engine.kernels.gpu.quantized import FORMS, finished, products
+from engine.kernels.gpu.quantized import FORMS, finished, gemm_warps, products
 from engine.kernels.gpu.variants import Variant
 
 ROUTER_TOKENS, ROUTER_ROWS, ROUTER_WIDTH = 16, 16, 64  # of a router's tile
@@ -349,7 +349,8 @@ def tile_for(pairs: int, experts: int, width: int, *, invariant: bool, quantized
     each = pairs / experts
     tile = SOME if invariant or (each > 8 and (each <= 48 or quantized)) else FEW if each <= 8 else MANY
     block_width = min(tile.width, max(16, triton.next_power_of_2(width)))
-    return ExpertTile(tile.tokens, tile.rows, block_width, tile.warps, tile.stages)
+    warps = gemm_warps(tile.tokens) if quantized else tile.warps
+    return ExpertTile(tile.tokens, tile.rows, block_width, warps, tile.stages)
 
 
 def sort_block(pairs: int) -> tuple[int, int]:
@@ -406,6 +407,7 @@ def variants() -> list[Variant]:
                 form["minimums"] = None
             name = f"int{bits} group {group}{' minimums' if minimums else ''} tokens {size.tokens}"
             gate_up = {**tile, **form, "per_token": 8, "activation": "silu"}
-            add(f"gate and up {name}", quantized_gate_up_kernel, gate_up, size.warps, size.stages)
-            add(f"down {name}", quantized_down_kernel, {**tile, **form}, size.warps, size.stages)
+            warps = gemm_warps(size.tokens)
+            add(f"gate and up {name}", quantized_gate_up_kernel, gate_up, warps, size.stages)
+            add(f"down {name}", quantized_down_kernel, {**tile, **form}, warps, size.stages)
     return found

@@ -29,7 +29,7 @@ def starts_of(counts: list[int], device: str) -> Tensor:
     return torch.tensor([0, *counts], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
 
 
-@examples(20)
+@examples(12)
 @given(
     count=st.integers(3, 11), data=st.data(), slots=st.integers(1, 4),
     steps=st.integers(1, 6), bits=st.sampled_from([16, 8, 4]),

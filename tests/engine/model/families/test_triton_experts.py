@@ -60,6 +60,18 @@ def test_experts_are_those_of_transformers(model: tuple[str, torch.nn.Module], l
     assert spec.experts is not None and mixed == len(spec.experts.layers) > 0
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_deterministic_model_has_products_of_one_tile(tmp_path: Path, deterministic: bool) -> None:
+    """The interpreter's bits would be the same with others."""
+    config, model, overrides = tiny.MODELS["qwen2_moe"]
+    made = tiny.build(config, model, {**overrides, "hidden_size": 96})
+    path = tiny.save(made.to(torch.float16), tmp_path)
+    decoder = load_decoder(path, dtype=torch.float16, kernels="triton", deterministic=deterministic)
+    assert decoder._gpu is not None
+    mixed = [each for each in decoder._gpu._experts if each is not None]
+    assert mixed and all(each._mix.keywords["invariant"] is deterministic for each in mixed)
+
+
 def test_each_part_of_the_routing_counts(model: tuple[str, torch.nn.Module], loaded: Decoder) -> None:
     """Drops each part of a family's routing in turn."""
     spec, x = loaded.spec, inputs(loaded.spec.hidden_size)
