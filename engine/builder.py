@@ -47,6 +47,7 @@ from engine.model.memory import (
     find_dtype,
     free_bytes,
     kv_groups,
+    offload_of,
     spec_of,
     speculation_of,
     state_slots,
@@ -113,6 +114,10 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
     use_threads(threads, device)
     eight_bits = config.kv_dtype in ("int8", "fp8") and device.type == "cpu"  # our own attention reads 16 and 4
     kernels = "torch" if config.kernels == "auto" and eight_bits else config.kernels
+    packing = None
+    if (offload := offload_of(config, path, spec, device, dtype)) is not None:
+        own = native_layers.packing_for(config.quantization, spec, dtype, device, False, True, config.deterministic)
+        packing = offload.packing(own)
     ranks = None
     if config.ranks > 1:
         from engine.parallel.rank_processes import RankProcesses  # with msgspec, which one rank does without
@@ -130,6 +135,7 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
             kernels=kernels,
             quantization=config.quantization,
             deterministic=config.deterministic,
+            packing=packing,
         )
     )
     cache = AdapterCache(decoder, config.max_adapters, config.max_host_adapters, config.model, config.ageing_s)

@@ -220,6 +220,9 @@ class EngineConfig:
     reserve_tokens: int | None = None  # K/V reserved for each sequence from the start, to measure against; None: none
     kernels: KernelName = "auto"  # auto: our own, Triton's on CUDA, where they run the model; else torch
     graphs: bool = True  # decodes are replayed from CUDA graphs; without effect but for the Triton kernels
+    cpu_offload_gb: float = (
+        0.0  # GiB of host memory for experts of a mixture on a GPU; those in use come to slots there
+    )
     quantization: QuantizationName = "none"  # of weights; int4 on CUDA and our own CPU kernels, int8 on torch's, too
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
@@ -283,6 +286,9 @@ class EngineConfig:
         if self.encoder_cache_bytes < 0:
             message = f"encoder_cache_bytes is {self.encoder_cache_bytes}; accepted: 0 or more bytes."
             raise InvalidParameter("encoder_cache_bytes", message)
+        if not 0 <= self.cpu_offload_gb < float("inf"):
+            message = f"cpu_offload_gb is {self.cpu_offload_gb}; accepted: 0 for none, or GiB of host memory."
+            raise InvalidParameter("cpu_offload_gb", message)
         if not 1 <= self.speculation_tokens <= MAX_DRAFT:
             message = f"speculation_tokens is {self.speculation_tokens}; accepted: 1 to {MAX_DRAFT}."
             raise InvalidParameter("speculation_tokens", message)
@@ -351,6 +357,7 @@ class EngineConfig:
             "device": ("auto", "cpu"),
             "kernels": ("auto", "torch"),
             "quantization": ("none",),
+            "cpu_offload_gb": (0,),
             "kv_dtype": ("auto",),
             "kv_host_bytes": (0,),
             "kv_disk_bytes": (0,),

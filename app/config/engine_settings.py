@@ -229,6 +229,13 @@ class EngineSettings(BaseModel):
         "compiler. `triton` refuses to start where those cannot run",
         accepts="auto, torch or triton",
     )
+    cpu_offload_gb: float = setting(
+        0.0,
+        "GiB of host memory for experts of a mixture that a GPU does not hold",
+        more="see [experts in host memory](#experts-in-host-memory); of each model and replica",
+        accepts="GiB of host memory, or 0 for none",
+        ge=0,
+    )
     quantization: Literal["none", "int8", "int4"] = setting(
         "none",
         "rounds the weights at load to `int8` or `int4`",
@@ -476,6 +483,7 @@ class EngineSettings(BaseModel):
             policy=self.policy,
             itl_goal_s=self.itl_goal_s,
             kernels=self.kernels,
+            cpu_offload_gb=self.cpu_offload_gb,
             quantization=self.quantization,
             speculation=self.speculation,
             speculation_tokens=self.speculation_tokens,

@@ -6,16 +6,22 @@ Libraries choose a kernel, and so the order of a sum, by the number of rows. Her
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from engine.model.linear import Linear
 
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of 16 bits on one device."""
 
-def invariant(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """Returns x -> x @ weight.T + bias, for `weight` (out, in) and `bias` (out,) of 16 bits on one device."""
-    run = multiply_triton if weight.is_cuda else multiply_torch
-    return lambda x: run(x, weight, bias)
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        run = multiply_triton if self.weight.is_cuda else multiply_torch
+        return run(x, self.weight, self.bias)
 
 
 def multiply_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -58,6 +58,13 @@ class QuantizedWeight:
         return sum(part.nbytes for part in parts if part is not None)
 
 
+def packed_bytes(rows: int, width: int, bits: int, group: int) -> int:
+    """Returns the bytes of what `quantize` makes of a weight (rows, width)."""
+    blocks = -(-width // (WORDS * 32 // bits))
+    scales = 4 * rows if not group else 2 * rows * (blocks * WORDS * 32 // bits // group)
+    return blocks * rows * WORDS * 4 + -(-scales // 16) * 16  # as far as the next part, where they lie together
+
+
 def quantize(weight: Tensor, bits: int, group: int = 0, bias: Tensor | None = None) -> QuantizedWeight:
     """Rounds `weight` (out, in) to 8 or 4 bits, with a scale for `group` columns (32, 64, 128) or for the row (0).
 

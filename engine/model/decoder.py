@@ -101,7 +101,7 @@ class Decoder:
         self._norm = read.norm(f"{names.root}{names.norm}.weight", spec.hidden_size)
         self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
-        self._gpu = gpu_layers.GpuLayers(spec, self._layers, interpreted=device.type == "cpu") if on_gpu else None
+        self._gpu = gpu_layers.GpuLayers(spec, self._layers, dtype, device, deterministic) if on_gpu else None
         windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
         limits = limits_for(spec, device, deterministic=deterministic)
         self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)

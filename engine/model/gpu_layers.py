@@ -1,7 +1,7 @@
 """Layers of a decoder on the Triton kernels; matrices are multiplied by their packing's kernels.
 
 Knows the order of operations in a layer and the kernel of each; `Decoder` runs the same layers on torch otherwise, and
-one test holds the two together. Between two matrix products there is one kernel, or two.
+one test holds the two together. Between two matrix products there is one kernel, or two; experts are another file's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from engine.kv_cache.quantized_cache import QuantizedLayer
 from engine.model.gpu_batch import DeviceStep
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Dense, Linear
+from engine.model.mlp.gpu_experts import GpuExperts, unsupported
 from engine.model.model_spec import ModelSpec, Rope
 
 log = logging.getLogger(__name__)
@@ -72,8 +74,8 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return "its windows are chunks"
     if spec.sinks:
         return "its attention has sinks"
-    if spec.experts is not None:
-        return "it has experts"
+    if differs := unsupported(spec):
+        return differs
     if spec.norm != "rms":
         return "its norms subtract the mean"
     if spec.parallel:
@@ -101,9 +103,18 @@ def _interpreted() -> bool:
 
 
 class GpuLayers:
-    """The layers. With `interpreted` the kernels run on the CPU, in Triton's interpreter."""
+    """The layers. On a CPU the kernels run in Triton's interpreter. If `deterministic`, a token's experts have the same
+    bits in any batch; other matrices have what their packing does."""
 
-    def __init__(self, spec: ModelSpec, layers: Sequence[Layer], *, interpreted: bool = False) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layers: Sequence[Layer],
+        dtype: torch.dtype,
+        device: torch.device,
+        deterministic: bool = False,
+    ) -> None:
+        interpreted = device.type == "cpu"
         self._spec = spec
         self._layers = layers
         self._pre = [_norm(layer.attention_pre_norm) for layer in layers]
@@ -112,6 +123,8 @@ class GpuLayers:
         self._gated = gated_triton if interpreted else gated
         self._add_and_norm = add_and_norm_triton if interpreted else add_and_norm
         self._linear_one = gemv_triton if interpreted else gemv
+        mixed = partial(GpuExperts, spec, dtype=dtype, invariant=deterministic, interpreted=interpreted)
+        self._experts = [None if layer.mixture is None else mixed(layer.mixture) for layer in layers]
         plain = [_Plain.of(layer) for layer in layers]
         self._plain = [each for each in plain if each is not None] if None not in plain else None
 
@@ -143,14 +156,19 @@ class GpuLayers:
             )
             if step.save_kv_layer is not None:
                 step.save_kv_layer(index)
-            opened = self._gated(layer.gate_up(x if normed is None else normed), spec.activation)
             normed = self._add_and_norm(
                 x,
-                layer.down(opened),
+                self._mlp(x if normed is None else normed, layer, self._experts[index]),
                 self._pre[index + 1] if index + 1 < len(self._layers) else None,
                 delta_norm=_norm(layer.mlp_post_norm),
                 multiplier=spec.residual_multiplier,
             )
+
+    def _mlp(self, x: Tensor, layer: Layer, experts: GpuExperts | None) -> Tensor:
+        """Returns the output of a layer's MLP, or of its experts, (tokens, hidden)."""
+        if experts is not None:
+            return experts(x)
+        return layer.down(self._gated(layer.gate_up(x), self._spec.activation))
 
     def logits(self, states: Tensor, norm: RMSNorm, head: Linear) -> Tensor:
         """Returns logits of states (n, hidden) before the final norm: (n, vocab) of their type, or in float32."""

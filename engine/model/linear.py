@@ -32,13 +32,15 @@ class Packing:
     where they differ, `plain` all else.
 
     `affine` packs weights that a checkpoint has as codes with scales, and returns None for those that it does not take;
-    without it they are dequantised.
+    without it they are dequantised. `expert` is given the number of an expert and each of its projections once it is
+    packed, and returns it in the place where it is kept.
     """
 
     plain: Pack
     gated: Pack
     head: Pack | None = None
     affine: PackAffine | None = None
+    expert: Callable[[int, Linear], Linear] | None = None
 
 
 class ProjectionReader(Protocol):

@@ -23,6 +23,7 @@ from engine.model import gpu_layers, native_layers
 from engine.model.adapters.peft_checkpoint import adapter_elements
 from engine.model.linear import default_dtype
 from engine.model.loader import is_gguf, read_json, resolve
+from engine.model.mlp.expert_offload import GIB, ExpertOffload, expert_bytes, gib_of
 from engine.model.model_spec import ModelSpec
 from engine.model.native_layers import INT4_GROUP
 from engine.model.quantization.checkpoint import open_weights, quantization_of, read_config
@@ -208,6 +209,8 @@ def needs_of(config: EngineConfig) -> Needs:
     width = 1 if groups is None else groups.width
     replicas, copies = config.data_parallel_size, config.prefill_context_parallel_size
     weights = copies * loaded_bytes(path, spec, dtype, config.quantization, _int4_group(device))
+    if (offload := offload_of(config, path, spec, device, dtype)) is not None:
+        weights -= offload.saved_bytes
     return Needs(
         replicas * (weights + adapter_bytes(config, device, dtype)),
         width * block_bytes(spec, config.block_size, dtype, config.kv_dtype, groups),
@@ -236,6 +239,63 @@ def adapter_bytes(config: EngineConfig, device: torch.device, dtype: torch.dtype
     return dtype.itemsize * sum(sizes[: config.max_adapters]) + host
 
 
+def offload_of(
+    config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype
+) -> ExpertOffload | None:
+    """Returns the experts that lie in host memory; None without `cpu_offload_gb`.
+
+    Raises:
+        InvalidParameter: the model has no experts, another device or other kernels run it, so much does not apply to
+            it, or host memory does not hold as much.
+    """
+    if not config.cpu_offload_gb:
+        return None
+    why = ""
+    if spec.experts is None:
+        why = f"{path.name} has no experts"
+    elif device.type != "cuda":
+        why = f"the device is {device}"
+    elif not gpu_layers.chosen(spec, dtype, device, config.kernels):
+        why = f"the Triton kernels do not run {path.name}"
+    if why:
+        message = (
+            f"cpu_offload_gb is {config.cpu_offload_gb}, but {why}; accepted: 0, or mixtures on the GPU's kernels."
+        )
+        raise InvalidParameter("cpu_offload_gb", message)
+    offload = ExpertOffload.of(spec, _expert_bytes(config, path, spec, dtype), config.cpu_offload_gb)
+    if MEMINFO.exists() and offload.host_bytes > (free := free_bytes(torch.device("cpu"))):
+        message = (
+            f"cpu_offload_gb is {config.cpu_offload_gb}, and {free / GIB:.1f} GiB of memory are free; accepted: less."
+        )
+        raise InvalidParameter("cpu_offload_gb", message)
+    return offload
+
+
+def _expert_bytes(config: EngineConfig, path: Path, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Returns the bytes of one expert: of a checkpoint that is quantised already about its share of the files."""
+    if quantization_of(path) is None:
+        return expert_bytes(spec, dtype, config.quantization)
+    share = expert_bytes(spec, dtype, "none") / dtype.itemsize / open_weights(path).parameters()
+    return max(1, int(share * sum(file.stat().st_size for file in path.glob("*.safetensors"))))
+
+
+def _offloads(
+    config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype, excess: int
+) -> dict[str, int]:
+    """Returns the least `cpu_offload_gb` that leaves `excess` bytes more of a GPU, with the bytes that it leaves."""
+    if spec.experts is None or device.type != "cuda" or not gpu_layers.chosen(spec, dtype, device, config.kernels):
+        return {}
+    each, host = _expert_bytes(config, path, spec, dtype), free_bytes(torch.device("cpu"))
+    sizes = (gib_of(number * len(spec.experts.layers) * each) for number in range(2, spec.experts.count + 1))
+    tried = ((gib, ExpertOffload.of(spec, each, gib)) for gib in sizes)
+    fits = (
+        {f"cpu_offload_gb {gib:g}": offload.saved_bytes}
+        for gib, offload in tried
+        if offload.saved_bytes >= excess and offload.host_bytes <= host
+    )
+    return next(fits, {})
+
+
 def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> None:
     """Refuses weights that the device's free memory cannot hold, before any is read; where that is not known, none.
 
@@ -257,8 +317,12 @@ def check_fit(config: EngineConfig, path: Path, spec: ModelSpec, device: torch.d
         if dtype == torch.float32:
             smaller = {"dtype bfloat16": needed // 2, **smaller}
         smaller["prefill_context_parallel_size 1"] = needed // copies
+    offload = offload_of(config, path, spec, device, dtype)
+    whole, needed = needed, needed - (0 if offload is None else offload.saved_bytes)
     if needed <= free:
         return
+    for name, saved in _offloads(config, path, spec, device, dtype, whole - free).items():
+        smaller[name] = whole - saved
     fitting = [f"{name} ({size / 1e9:.1f} GB)" for name, size in smaller.items() if size <= free and size < needed]
     in_int8, in_int4 = free, free * 16 * group / (8 * group + 32)
     largest = (

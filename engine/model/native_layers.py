@@ -141,7 +141,7 @@ def packing_for(
     if quantization != "none" and not tiled:
         raise InvalidParameter("quantization", refusal(quantization, spec, dtype, device))
     if on_gpu:
-        dense = matmul.invariant if deterministic else Dense
+        dense = matmul.Invariant if deterministic else Dense
         return Packing(dense, dense, affine=quantized.as_stored(device, invariant=deterministic))
     return packing(quantization, deterministic=deterministic) if tiled else Packing(pack, pack)
 

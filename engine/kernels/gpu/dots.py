@@ -12,11 +12,12 @@ INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit
-def dot(a, b, total):
-    """Returns `total` + a @ b, summed in float32. Both are of one type of 16 bits, or of 32."""
+def dot(a, b, total, precision: tl.constexpr = "tf32"):
+    """Returns `total` + a @ b, summed in float32. Both are of one type of 16 bits, or of 32, which tensor cores round
+    to 10 bits behind the point unless `precision` is "ieee"."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
-    return tl.dot(a, b, total)
+    return tl.dot(a, b, total, input_precision=precision)
 
 
 def variants() -> list[Variant]:

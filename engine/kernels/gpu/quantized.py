@@ -150,18 +150,55 @@ def small_gemm_kernel(
         row = tl.program_id(0) * (repeats * each) + i * each + tl.arange(0, each)
         for token in tl.static_range(tokens):
             sums = tl.sum(tl.sum(acc[i * tokens + token], axis=1).reshape(splits, each), axis=0)
-            sums = _finished(sums, row, row < height, scales, bias, group == 0)
+            sums = finished(sums, row, row < height, scales, bias, group == 0)
             tl.store(out + token * height + row, sums.to(out.dtype.element_ty), mask=row < height)
 
 
 @triton.jit
-def _finished(sums, rows, inside, scales, bias, per_row: tl.constexpr):
+def finished(sums, rows, inside, scales, bias, per_row: tl.constexpr):
     """Finishes sums (..., rows) with the row's scale and its bias."""
     if per_row:
         sums *= tl.load(scales + rows, mask=inside, other=0.0)
     if bias is not None:
         sums += tl.load(bias + rows, mask=inside, other=0.0).to(tl.float32)
     return sums
+
+
+@triton.jit
+def products(
+    x, of_x, given, packed, scales, minimums, row, inside, first, end, height, width, zero, acc,
+    bits: tl.constexpr, group: tl.constexpr,
+):  # fmt: skip
+    """Returns `acc` (tokens, rows) and the products of x, whose rows begin at `of_x`, with a weight's `row`s, over
+    blocks `first` to `end`. `given` and `inside` mask the two; a scale a row is left to `finished`.
+
+    Weights are multiplied as the integers that they are, which are exact in 16 bits, and scaled group by group.
+    """
+    planes: tl.constexpr = 32 // bits
+    together: tl.constexpr = planes if group == 0 else group // WORDS
+    word = tl.arange(0, WORDS)
+    for block in tl.range(first, end):
+        words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
+        for group_at in tl.static_range(planes // together):
+            part = acc if group == 0 else tl.zeros(acc.shape, tl.float32)
+            total = tl.zeros((acc.shape[0],), tl.float32)  # of the group's x, for minimums
+            for plane in tl.static_range(group_at * together, (group_at + 1) * together):
+                column = block * (WORDS * planes) + plane * WORDS + word
+                known = given[:, None] & (column < width)[None, :]
+                states = tl.load(x + of_x[:, None] + column[None, :], mask=known, other=0.0)
+                weight = _plane(words, plane, bits, 0, 0, 0, zero, False).to(x.dtype.element_ty)
+                part = dot(states, tl.trans(weight), part)
+                if minimums is not None:
+                    total += tl.sum(states.to(tl.float32), axis=1)
+            if group == 0:
+                acc = part
+            else:
+                place = (block * (planes // together) + group_at) * height + row
+                acc += part * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
+                if minimums is not None:
+                    low = tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
+                    acc += total[:, None] * low[None, :]
+    return acc
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -183,47 +220,25 @@ def gemm_kernel(
     block_tokens: tl.constexpr,
     block_rows: tl.constexpr,
 ):
-    """One program computes `block_tokens` by `block_rows` outputs over a run of blocks, on tensor cores.
-
-    Weights are multiplied as the integers that they are, which are exact in 16 bits, and scaled group by group.
-    """
-    planes: tl.constexpr = 32 // bits
-    together: tl.constexpr = planes if group == 0 else group // WORDS
+    """One program computes `block_tokens` by `block_rows` outputs over a run of blocks, on tensor cores."""
     row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
     token = tl.program_id(1) * block_tokens + tl.arange(0, block_tokens)
-    word = tl.arange(0, WORDS)
     split = tl.program_id(2)
     run = tl.cdiv(blocks, splits)
     inside = row < height
     given = token < tokens
     zero = tl.minimum(row + tokens, 0)[:, None]  # see small_gemm_kernel
     acc = tl.zeros((block_tokens, block_rows), tl.float32)
-    for block in tl.range(split * run, tl.minimum(split * run + run, blocks)):
-        words = tl.load(packed + (block * height + row)[:, None] * WORDS + word[None, :], mask=inside[:, None], other=0)
-        for group_at in tl.static_range(planes // together):
-            part = acc if group == 0 else tl.zeros((block_tokens, block_rows), tl.float32)
-            total = tl.zeros((block_tokens,), tl.float32)  # of the group's x, for minimums
-            for plane in tl.static_range(group_at * together, (group_at + 1) * together):
-                column = block * (WORDS * planes) + plane * WORDS + word
-                known = given[:, None] & (column < width)[None, :]
-                states = tl.load(x + token[:, None] * x_stride + column[None, :], mask=known, other=0.0)
-                weight = _plane(words, plane, bits, 0, 0, 0, zero, False).to(x.dtype.element_ty)
-                part = dot(states, tl.trans(weight), part)
-                if minimums is not None:
-                    total += tl.sum(states.to(tl.float32), axis=1)
-            if group == 0:
-                acc = part
-            else:
-                place = (block * (planes // together) + group_at) * height + row
-                acc += part * tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)[None, :]
-                if minimums is not None:
-                    low = tl.load(minimums + place, mask=inside, other=0.0).to(tl.float32)
-                    acc += total[:, None] * low[None, :]
+    end = tl.minimum(split * run + run, blocks)
+    acc = products(
+        x, token * x_stride, given, packed, scales, minimums, row, inside, split * run, end, height, width, zero, acc,
+        bits, group,
+    )  # fmt: skip
     mask = given[:, None] & inside[None, :]
     if splits > 1:
         tl.store(out + (split * tokens + token).to(tl.int64)[:, None] * height + row[None, :], acc, mask=mask)
     else:
-        acc = _finished(acc, row[None, :], inside[None, :], scales, bias, group == 0)
+        acc = finished(acc, row[None, :], inside[None, :], scales, bias, group == 0)
         tl.store(out + token.to(tl.int64)[:, None] * height + row[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
@@ -238,7 +253,7 @@ def sum_kernel(
     sums = tl.zeros((block,), tl.float32)
     for split in tl.static_range(splits):
         sums += tl.load(parts + (split * tokens + token) * height + row, mask=inside, other=0.0)
-    sums = _finished(sums, row, inside, scales, bias, group == 0)
+    sums = finished(sums, row, inside, scales, bias, group == 0)
     tl.store(out + token * height + row, sums.to(out.dtype.element_ty), mask=inside)
 
 

@@ -206,7 +206,10 @@ def _experts(
         (opened,), width = names.expert_gate_up, experts.intermediate_size
         both = ((read.linear(f"{stem}{opened}", width, size), f"{stem}{names.expert_down}") for stem in stems)
         return tuple(Expert(up, read.linear(down, size, width)) for up, down in both)
-    return tuple(_expert(read, spec, names, stem, experts.intermediate_size) for stem in stems)
+    every = (_expert(read, spec, names, stem, experts.intermediate_size) for stem in stems)
+    if (place := read.packing.expert) is None:
+        return tuple(every)
+    return tuple(Expert(place(at, each.gate_up), place(at, each.down)) for at, each in enumerate(every))
 
 
 def _expert(read: ProjectionReader, spec: ModelSpec, names: WeightNames, stem: str, width: int) -> Expert:

@@ -19,7 +19,7 @@ from triton.runtime import driver, jit
 
 from engine.core.gpu_sampler import sample_on_device
 from engine.core.sampling_types import RowSampling
-from engine.kernels import blocks, gated, lora, matmul, quantized, sampling, token_bitmask
+from engine.kernels import blocks, experts, gated, lora, matmul, quantized, sampling, token_bitmask
 from engine.kernels import logprobs as of_rows
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model import gpu_layers
@@ -71,7 +71,12 @@ def decoder(base: str, folder: Path, **changed: object) -> Decoder:
 def run_models(folder: Path) -> None:
     """Prompts, decodes of one row and of several, a shared prefix; every kind of cache, windows, softcaps, norms; and
     the graphs of decodes and of steps with drafts."""
-    for base, changed in (("qwen3", {}), ("gemma2", {"sliding_window": 24}), ("olmo2", {"head_dim": None})):
+    for base, changed in (
+        ("qwen3", {}),
+        ("gemma2", {"sliding_window": 24}),
+        ("olmo2", {"head_dim": None}),
+        ("qwen2_moe", {}),
+    ):
         sizes = {key: value for key, value in changed.items() if value is not None}
         if base == "olmo2":
             sizes |= {"num_attention_heads": 3, "num_key_value_heads": 3}
@@ -123,6 +128,15 @@ def run_the_rest() -> None:
     for tokens in (1, 70):
         matmul.multiply_triton(torch.randn(tokens, 64).bfloat16(), torch.randn(40, 64).bfloat16())
     gated.gated_triton(torch.randn(1, 2, dtype=torch.float16), "gelu")
+    for bits_, group in ((8, 0), (4, 64)):
+        opens, closes = (
+            experts.expert_weights([quantized.quantize(torch.randn(*shape), bits_, group)] * 5, torch.bfloat16)
+            for shape in ((80, 96), (96, 40))
+        )
+        for tokens in (1, 20, 300):
+            chosen, weights = torch.zeros(tokens, 2, dtype=torch.int32), torch.ones(tokens, 2)
+            x = torch.randn(tokens, 96, dtype=torch.bfloat16)
+            experts.mix_triton(x, opens, closes, weights, chosen, "silu")
 
 
 def prepare(logits: torch.Tensor, draws: Sequence[RowSampling | None]) -> None:

@@ -40,6 +40,7 @@ def test_one_kernel_of_each_file_is_compiled_for_hopper() -> None:
         "lora",
         "sampling",
         "blocks",
+        "experts",
     ):
         assert f"\n{kernel} " in done.stdout
 

@@ -30,6 +30,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
     "softcaps": ("gemma2", {"sliding_window": 7}),
     "post_norms": ("gemma3", {"sliding_window": 7, "num_hidden_layers": 6}),
     "projection_norms": ("olmo2", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
+    "qwen2_moe": ("qwen2_moe", {"num_hidden_layers": 3}),
+    "qwen3_moe": ("qwen3_moe", {"num_hidden_layers": 3}),
+    "mixtral": ("mixtral", {}),
+    "olmoe": ("olmoe", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
+    "ernie4_5_moe": ("ernie4_5_moe", {"num_hidden_layers": 3}),
+    "glm4_moe": ("glm4_moe", {"num_hidden_layers": 3}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
 LENGTHS = (1, 9, 16)
