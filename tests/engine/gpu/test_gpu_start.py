@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.builder import left_for_kv
 from engine.errors import InvalidParameter
+from engine.kv_cache.pool_size import left_for_kv
 from engine.model import gpu_layers
 from engine.model.decoder import Decoder, load_decoder
 from tests.engine.model import tiny
