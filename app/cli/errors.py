@@ -37,6 +37,7 @@ def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> 
             settings.check_models()
             settings.check_limits()
             settings.check_processes()
+            settings.check_chunks()
             settings.check_servers()
         return settings
     except BadSetting as error:

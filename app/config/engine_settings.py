@@ -331,6 +331,15 @@ class EngineSettings(BaseModel):
                 "are one process's; accepted: 1 of either."
             )
 
+    def check_chunks(self) -> None:
+        """
+        Raises:
+            BadSetting: a limit of reused chunks is set, and `chunk_reuse` is off.
+        """
+        given = sorted(name for name in self.model_fields_set - {"chunk_reuse"} if name.startswith("chunk_"))
+        if given and not self.chunk_reuse:
+            raise BadSetting(f"{given[0]} is set and chunk_reuse is off; accepted: both, or neither.")
+
     def fallback_of(self, config: EngineConfig) -> Fallback | None:
         """Returns the fallback weights beside those of `config`; None where there are none.
 
@@ -367,18 +376,10 @@ class EngineSettings(BaseModel):
         return Fallback(other, self.fallback_confidence)
 
     def chunk_config(self) -> ChunkReuseConfig | None:
-        """Returns the engine's part of reused chunks.
-
-        Raises:
-            BadSetting: a limit of it is set, and it is off.
-        """
+        """Returns the engine's part of reused chunks."""
         from engine.config import ChunkReuseConfig
 
         if not self.chunk_reuse:
-            if given := sorted(
-                name for name in self.model_fields_set if name.startswith("chunk_") and name != "chunk_reuse"
-            ):
-                raise BadSetting(f"{given[0]} is set and chunk_reuse is off; accepted: both, or neither.")
             return None
         return ChunkReuseConfig(self.chunk_recompute_tokens, self.chunk_max_kl, self.chunk_min_agreement)
 

@@ -86,7 +86,7 @@ def test_a_question_across_passages_is_read_exactly(reusing: Server) -> None:
 def test_limits_without_reuse_are_refused(tmp_path: Path) -> None:
     settings = Settings(model="none", data_dir=tmp_path, chunk_max_kl=0.5)
     with pytest.raises(BadSetting, match="chunk_max_kl is set and chunk_reuse is off; accepted: both, or neither"):
-        settings.chunk_config()
+        settings.check_chunks()
     chosen = Settings(model="none", data_dir=tmp_path, chunk_reuse=True, chunk_recompute_tokens=8).chunk_config()
     assert chosen is not None and (chosen.recompute_tokens, chosen.max_kl, chosen.min_agreement) == (8, 0.02, 0.99)
     assert Settings(model="none", data_dir=tmp_path).chunk_config() is None
