@@ -51,5 +51,5 @@ def test_drafts_change_no_bit(checkpoint: Path) -> None:
         "kv_blocks": 400,
         "deterministic": True,
     }
-    found, _ = asyncio.run(drafted.both(EngineConfig(str(checkpoint), dtype=dtype, **same), asked, 0.2))
+    found, _ = asyncio.run(drafted.assert_same_answers(EngineConfig(str(checkpoint), dtype=dtype, **same), asked, 0.2))
     assert found.accepted > 0

@@ -23,7 +23,7 @@ from engine.model.memory import needs_of
 from tests.engine.model import tiny
 from tests.engine.model.instruction_sets import kernels_for
 from tests.engine.model.stepping import Stepper, apart
-from tests.engine.speculation.token_trees import TreeSteps, compare
+from tests.engine.speculation.token_trees import TreeSteps, assert_paths_alike
 
 pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C++ here: {cpu.unavailable()}")
 
@@ -114,7 +114,7 @@ def test_a_tree_has_the_bits_of_its_paths(
     """Across the border of two chunks of keys, in blocks that fit one and in others."""
     if coding is not None and decoder.spec.conv_layers:
         pytest.skip("short convolutions have no quantized cache")
-    compare(TreeSteps(decoder, length, block_size, coding=coding))
+    assert_paths_alike(TreeSteps(decoder, length, block_size, coding=coding))
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(decoder: Decoder) -> None:

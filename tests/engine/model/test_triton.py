@@ -14,7 +14,7 @@ from engine.config import KernelName
 from engine.model.decoder import Decoder, load_decoder
 from tests.engine.model import tiny
 from tests.engine.model.stepping import Stepper, apart
-from tests.engine.speculation.token_trees import TreeSteps, compare
+from tests.engine.speculation.token_trees import TreeSteps, assert_paths_alike
 
 pytest.importorskip("triton", reason="Triton is not installed: there is none for this system")
 
@@ -68,9 +68,9 @@ def prompts() -> list[list[int]]:
 def test_a_tree_has_the_logits_of_its_paths(checkpoint: Path, length: int) -> None:
     """Five branches of one token would share the longer prompt's last block, had they no slots of their own there. With
     the same bits where steps are cut alike."""
-    compare(TreeSteps(load(checkpoint, DTYPES[-1]), length, 16), tolerance=3 * torch.finfo(DTYPES[-1]).eps)
+    assert_paths_alike(TreeSteps(load(checkpoint, DTYPES[-1]), length, 16), tolerance=3 * torch.finfo(DTYPES[-1]).eps)
     made = load_decoder(checkpoint, dtype=DTYPES[-1], device=DEVICE, kernels="triton", deterministic=True)
-    compare(TreeSteps(made, length, 16))
+    assert_paths_alike(TreeSteps(made, length, 16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -165,7 +165,9 @@ async def answers(config: EngineConfig, asked: Sequence[Request], *proposers: Pr
         return list(found), stats
 
 
-async def both(config: EngineConfig, asked: Sequence[Request], wrong: float) -> tuple[SpeculationStats, Any]:
+async def assert_same_answers(
+    config: EngineConfig, asked: Sequence[Request], wrong: float
+) -> tuple[SpeculationStats, Any]:
     """Asserts that all requests get the same with drafts of which a share is wrong as without any."""
     recorder = Recorder()
     plain, without = await answers(replace(config, speculation="planted"), asked, recorder)
@@ -179,7 +181,7 @@ async def both(config: EngineConfig, asked: Sequence[Request], wrong: float) -> 
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 0.9])
 async def test_tokens_are_those_of_a_run_without_drafts(wide_model: Path, loop: LoopName, wrong: float) -> None:
     config = EngineConfig(str(wide_model), loop=loop, deterministic=True, kv_blocks=400, threads=1)
-    found, _ = await both(config, requests(40), wrong)
+    found, _ = await assert_same_answers(config, requests(40), wrong)
     assert found.drafted > 40
     assert found.accepted > (100 if wrong < 0.5 else 0)
 
@@ -189,7 +191,7 @@ async def test_tokens_are_those_of_a_run_without_drafts(wide_model: Path, loop: 
 @pytest.mark.parametrize("wrong", [0.0, 0.1, 0.5, 0.9])
 async def test_a_thousand_requests_are_answered_alike(wide_model: Path, loop: LoopName, wrong: float) -> None:
     config = EngineConfig(str(wide_model), loop=loop, deterministic=True, kv_blocks=600, threads=1)
-    found, _ = await both(config, requests(334, seed=int(100 * wrong)), wrong)
+    found, _ = await assert_same_answers(config, requests(334, seed=int(100 * wrong)), wrong)
     assert found.accepted > 500 * (1 - wrong)
 
 
@@ -198,7 +200,7 @@ async def test_prompts_are_read_beside_drafts(wide_model: Path) -> None:
     config = EngineConfig(str(wide_model), max_batch_tokens=20, deterministic=True, kv_blocks=400, threads=1)
     made = requests(20, seed=13)
     asked = [replace(each, span=replace(each.span, prompt_logprobs=at % 3)) for at, each in enumerate(made)]
-    found, _ = await both(config, asked, 0.2)
+    found, _ = await assert_same_answers(config, asked, 0.2)
     assert found.accepted > 0
 
 
@@ -224,7 +226,7 @@ async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> No
         str(wide_model), block_size=4, kv_blocks=60, deterministic=True, threads=1, prefix_cache=False
     )
     asked = [replace(each, span=replace(each.span, max_tokens=40)) for each in requests(12, seed=3)]
-    found, stats = await both(config, asked, 0.2)
+    found, stats = await assert_same_answers(config, asked, 0.2)
     assert stats.preemptions > 0
     assert found.accepted > 0
 
@@ -245,7 +247,7 @@ async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> No
 )
 async def test_every_kind_of_model_takes_its_drafts_back(model: str, request: pytest.FixtureRequest) -> None:
     config = EngineConfig(str(request.getfixturevalue(model)), dtype="float32", deterministic=True, kv_blocks=400)
-    found, _ = await both(config, requests(8, seed=5), 0.4)
+    found, _ = await assert_same_answers(config, requests(8, seed=5), 0.4)
     assert 0 < found.accepted < found.drafted
 
 

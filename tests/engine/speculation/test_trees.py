@@ -62,7 +62,7 @@ class PlantedTrees(Proposer):
         )
 
 
-async def both(
+async def assert_same_answers(
     config: EngineConfig, asked: Sequence[Request], wrong: float, *, trees: bool = True
 ) -> tuple[SpeculationStats, Any]:
     """Asserts that all requests get the same with trees as without drafts, and that trees were verified, or their best
@@ -93,7 +93,7 @@ async def both(
 @pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0])
 async def test_tokens_are_those_of_a_run_without_drafts(wide_model: Path, loop: LoopName, wrong: float) -> None:
     config = EngineConfig(str(wide_model), loop=loop, deterministic=True, kv_blocks=400, threads=1)
-    found, _ = await both(config, requests(40), wrong)
+    found, _ = await assert_same_answers(config, requests(40), wrong)
     assert found.drafted > 100
     assert found.accepted > (100 if wrong < 0.5 else -1)
 
@@ -102,7 +102,7 @@ async def test_prompts_are_read_beside_trees(wide_model: Path) -> None:
     config = EngineConfig(str(wide_model), max_batch_tokens=20, deterministic=True, kv_blocks=400, threads=1)
     made = requests(20, seed=13)
     asked = [replace(each, span=replace(each.span, prompt_logprobs=at % 3)) for at, each in enumerate(made)]
-    await both(config, asked, 0.2)
+    await assert_same_answers(config, asked, 0.2)
 
 
 async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> None:
@@ -110,14 +110,14 @@ async def test_preempted_sequences_are_drafted_for_again(wide_model: Path) -> No
         str(wide_model), block_size=4, kv_blocks=100, deterministic=True, threads=1, prefix_cache=False
     )
     asked = [replace(each, span=replace(each.span, max_tokens=40)) for each in requests(12, seed=3)]
-    _, stats = await both(config, asked, 0.2)
+    _, stats = await assert_same_answers(config, asked, 0.2)
     assert stats.preemptions > 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 async def test_torchs_layers_verify_trees(random_model: Path, kv_dtype: Any) -> None:
     config = EngineConfig(str(random_model), dtype="float32", deterministic=True, kv_blocks=400, kv_dtype=kv_dtype)
-    await both(config, requests(12, seed=5), 0.2)
+    await assert_same_answers(config, requests(12, seed=5), 0.2)
 
 
 @pytest.mark.slow
@@ -125,13 +125,13 @@ async def test_torchs_layers_verify_trees(random_model: Path, kv_dtype: Any) -> 
 async def test_every_kind_of_cache_takes_the_accepted_path(model: str, request: pytest.FixtureRequest) -> None:
     """Layers that share their K/V, heads of several sizes, short convolutions, and latents."""
     config = EngineConfig(str(request.getfixturevalue(model)), dtype="float32", deterministic=True, kv_blocks=400)
-    await both(config, requests(12, seed=5), 0.2)
+    await assert_same_answers(config, requests(12, seed=5), 0.2)
 
 
 @pytest.mark.parametrize("model", ["random_recurrent", "random_beside"])
 async def test_of_a_model_with_a_state_the_best_path_is_verified(model: str, request: pytest.FixtureRequest) -> None:
     config = EngineConfig(str(request.getfixturevalue(model)), dtype="float32", deterministic=True, kv_blocks=400)
-    found, _ = await both(config, requests(8, seed=5), 0.2, trees=False)
+    found, _ = await assert_same_answers(config, requests(8, seed=5), 0.2, trees=False)
     assert 0 < found.accepted < found.drafted
 
 
@@ -204,7 +204,7 @@ async def test_tritons_kernels_verify_trees(random_model: Path) -> None:
     config = EngineConfig(str(random_model), dtype="float16", kernels="triton", deterministic=True, kv_blocks=100)
     asked = [replace(each, span=replace(each.span, max_tokens=12), forks=0) for each in requests(40, seed=5)]
     plain = [each for each in asked if len(each.prompt) < 10][:4]
-    await both(replace(config, graphs=False), plain, 0.0)
+    await assert_same_answers(replace(config, graphs=False), plain, 0.0)
 
 
 class Fixed(Proposer):

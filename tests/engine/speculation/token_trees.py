@@ -98,7 +98,7 @@ class TreeSteps:
         return [part.flatten(2, 3)[:, :, slots].clone() for part in self.kv.tensors]
 
 
-def compare(steps: TreeSteps, *, tolerance: float = 0.0) -> None:
+def assert_paths_alike(steps: TreeSteps, *, tolerance: float = 0.0) -> None:
     """Asserts that a tree's tokens have the logits of their paths, and their K/V once it has moved: to the bit, unless
     there is a tolerance."""
     tree, found = steps.tree()
