@@ -176,13 +176,12 @@ class Engine:
         `adapters`, which all of the sequence is computed with. Lower `priority` runs first. After `deadline_s` seconds
         the sequence closes; a span then ends with the finish reason "deadline". With `remote_prefill` the first span
         waits for the K/V of whole blocks from there; what does not come is computed. `chunks` are spans of the tokens,
-        such as retrieved passages, whose K/V may be taken from another prompt of the tenant's where `chunk_reuse` is
-        set; else they have no effect.
+        such as retrieved passages, whose K/V may be taken from another prompt of the tenant's, with `chunk_reuse`.
 
         Raises:
             ContextLengthExceeded: the context cannot hold the tokens and one more.
             InvalidParameter: a token id is outside the vocabulary, the adapter is not loaded, no K/V is loaded from
-                that peer, or the chunks are no spans of the tokens.
+                that peer, or the chunks are no spans of the tokens or `chunk_reuse` is not set.
             QueueFull: too many spans wait already.
             EngineStopped: see there.
         """
@@ -195,7 +194,8 @@ class Engine:
         self.check_queue()
         if remote_prefill is not None:
             self.config.check_peer(remote_prefill.host, remote_prefill.port)
-        spans, id = check_chunks(chunks, len(given)), self.next_id()
+        reuses = self.config.chunk_reuse is not None
+        spans, id = check_chunks(chunks, len(given), reuses=reuses), self.next_id()
         images = self.add_images(given)
         self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill, spans))
         return Sequence(self, id, given, images=images, adapter=adapter)

@@ -73,13 +73,15 @@ MAX_CHUNKS = 256  # of a prompt
 ChunkSpans = tuple[tuple[int, int], ...]  # [start, end) of positions in a prompt, in order and apart
 
 
-def check_chunks(spans: Iterable[tuple[int, int]], tokens: int) -> ChunkSpans:
-    """Returns the chunks of a prompt of so many `tokens`, in order.
+def check_chunks(spans: Iterable[tuple[int, int]], tokens: int, *, reuses: bool) -> ChunkSpans:
+    """Returns the chunks of a prompt of so many `tokens`, in order. `reuses`: the engine's `chunk_reuse` is set.
 
     Raises:
-        InvalidParameter: a span is empty or outside of the prompt, two overlap, or there are too many.
+        InvalidParameter: a span is empty or outside of the prompt, two overlap, there are too many, or the engine
+            reuses none.
     """
     found = tuple(sorted((start, end) for start, end in spans))
+    _check(reuses or not found, "chunks", f"{len(found)} spans", "none, as the engine's chunk_reuse is not set")
     _check(len(found) <= MAX_CHUNKS, "chunks", f"{len(found)} spans", f"at most {MAX_CHUNKS}")
     for at, (start, end) in enumerate(found):
         free = found[at - 1][1] if at else 0

@@ -68,7 +68,7 @@ async def first_tokens(model: Path, *, pairs: int = PAIRS, head: int = HEAD) -> 
             tokens, spans = prompt()
             pair = {}
             for engine in (before, after) if at % 2 else (after, before):
-                pair[engine is after] = await _first_token_s(engine, tokens, spans)
+                pair[engine is after] = await _first_token_s(engine, tokens, spans if engine is after else ())
             if at >= 2:
                 times.append((pair[False], pair[True]))
         copied = (await after.stats()).chunk_hit_tokens

@@ -205,13 +205,16 @@ def test_short_chunks_and_images_are_left_out() -> None:
 
 
 def test_spans_are_checked() -> None:
-    assert check_chunks([(6, 9), (2, 6)], 9) == ((2, 6), (6, 9))
-    assert check_chunks([], 0) == ()
+    assert check_chunks([(6, 9), (2, 6)], 9, reuses=True) == ((2, 6), (6, 9))
+    assert check_chunks([], 0, reuses=True) == ()
     for spans in ([(3, 3)], [(5, 4)], [(-1, 2)], [(0, 10)], [(0, 5), (4, 8)]):
         with pytest.raises(InvalidParameter, match="chunks is .* accepted: spans within"):
-            check_chunks(spans, 9)
+            check_chunks(spans, 9, reuses=True)
     with pytest.raises(InvalidParameter, match="accepted: at most 256"):
-        check_chunks([(at, at + 1) for at in range(MAX_CHUNKS + 1)], 1000)
+        check_chunks([(at, at + 1) for at in range(MAX_CHUNKS + 1)], 1000, reuses=True)
+    with pytest.raises(InvalidParameter, match="1 spans.*chunk_reuse is not set"):
+        check_chunks([(2, 6)], 9, reuses=False)
+    assert check_chunks([], 9, reuses=False) == ()
 
 
 @pytest.mark.parametrize(

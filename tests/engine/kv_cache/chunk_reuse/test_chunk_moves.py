@@ -60,7 +60,7 @@ async def logprobs(config: EngineConfig, orders: list[tuple[int, ...]]) -> tuple
             prompt = engine.tokenizer.encode("sources: " + "; ".join(CHUNKS[each] for each in order) + "; asked: what?")
             spans = find_chunks(prompt, CHUNKS, engine.tokenizer.encode)
             assert len(spans) == len(order)
-            async with await engine.open(prompt, chunks=spans) as seq:
+            async with await engine.open(prompt, chunks=spans if config.chunk_reuse else ()) as seq:
                 result = await seq.generate_all(Span(GREEDY, max_tokens=8, logprobs=5))
                 found.append([top[1] for each in result.logprobs for top in each.top])
         return found, (await engine.stats()).chunk_hit_tokens
