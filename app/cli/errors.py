@@ -33,11 +33,11 @@ def settings_of(config: Path | None, *, serving: bool = False, **flags: Any) -> 
 
     try:
         settings = load_settings(config, **flags)
+        settings.check_chunks()
         if serving:
             settings.check_models()
             settings.check_limits()
             settings.check_processes()
-            settings.check_chunks()
             settings.check_servers()
         return settings
     except BadSetting as error:
