@@ -7,10 +7,9 @@ their reasons. Knows nothing of which models there are, nor of their prompts.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.outputs import TokenLogprob
@@ -73,13 +72,15 @@ class FirstTokens:
             raise ValueError(f"tokens is {self.tokens}; accepted: at least 1")
 
     def judge(self, answer: Candidate) -> Verdict:
-        measured = replace(answer, logprobs=answer.logprobs[: self.tokens]).confidence
+        measured = self._measured(answer.logprobs)
         return Verdict("first tokens", measured, f"at least {self.least:g}", measured >= self.least)
 
     def stops(self, logprobs: Sequence[TokenLogprob]) -> bool:
         """Returns whether an answer that begins with these has too unsure a beginning."""
-        begun = [each.logprob for each in logprobs[: self.tokens]]
-        return len(begun) == self.tokens and math.exp(sum(begun) / len(begun)) < self.least
+        return len(logprobs) >= self.tokens and self._measured(logprobs) < self.least
+
+    def _measured(self, logprobs: Sequence[TokenLogprob]) -> float:
+        return Candidate(0, (), (), tuple(logprobs[: self.tokens])).confidence
 
 
 @dataclass(frozen=True, slots=True)
