@@ -2,7 +2,8 @@
 
 Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer and
 then learns from Pebble's answers, and of its Medusa heads and its value head, which learn from those alone. On request
-(`--only reinforcement`) the Pebble that is there learns from rewards for its own answers. Stop it at any time;
+(`--only reinforcement`) the Pebble that is there learns from rewards for its own answers, and an experiment's pair is
+trained: a masked-diffusion model, and its autoregressive twin, which stays in the work folder. Stop it at any time;
 `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not committed).
 `--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with the weights
 of a model that was published, where its checkpoint is gone.
@@ -22,6 +23,7 @@ import torch
 from tokenizers import Tokenizer
 
 from training import card, evaluate, export, mixture, plans, team, train_tokenizer
+from training.diffusion import pair, students
 from training.distil import acceptance, answers, draft, heads, value
 from training.distil.distillation import DistilPlan
 from training.reinforcement import grpo
@@ -166,7 +168,22 @@ def make_reinforced(arguments: argparse.Namespace) -> None:
 
 
 MAKERS = {"pebble": make_base, "value-head": make_value_head, "pebble-draft": make_draft, "pebble-medusa": make_heads}
-ON_REQUEST = {"reinforcement": make_reinforced}
+
+
+def make_one_of_pair(name: str, arguments: argparse.Namespace) -> None:
+    """Makes a model of the pair: the diffusion model of the first seed beside the others, all else in the work
+    folder."""
+    plan = replace(on_cpu(students.PLAN), seed=arguments.seed, steps=arguments.steps or students.PLAN.steps)
+    work = arguments.work / "diffusion" / f"{name}-{arguments.seed}"
+    published = name == pair.DIFFUSION and arguments.seed == 1
+    out = arguments.out / name if published else work / "model"
+    pair.train_one(name, plan, work, out, resume=arguments.begin == "resume")
+
+
+ON_REQUEST = {
+    "reinforcement": make_reinforced,
+    **{name: partial(make_one_of_pair, name) for name in pair.STUDENTS},
+}
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ _QWEN3_NAMES = (
 
 def hugging_face_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
     if "conv" not in config.layer_types:
-        return _qwen3_config(config, tokenizer)
+        return {**qwen3_shape(config), **_common(tokenizer)}
     return {
         "architectures": ["Lfm2ForCausalLM"],
         "model_type": "lfm2",
@@ -75,7 +75,8 @@ def _common(tokenizer: Tokenizer) -> dict[str, object]:
     }
 
 
-def _qwen3_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object]:
+def qwen3_shape(config: ModelConfig) -> dict[str, object]:
+    """Returns the fields of a Qwen3's config.json that say its shape."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -86,7 +87,6 @@ def _qwen3_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, object
         "attention_bias": False,
         "attention_dropout": 0.0,
         "use_sliding_window": False,
-        **_common(tokenizer),
     }
 
 
@@ -95,6 +95,12 @@ def _qwen3_name(name: str) -> str:
     for ours, theirs in _QWEN3_NAMES:
         name = name.replace(f".{ours}.", f".{theirs}.")
     return name
+
+
+def named_weights(model: Model, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Returns a model's weights in `dtype` under the names of its family."""
+    renamed = str if "conv" in model.config.layer_types else _qwen3_name
+    return {renamed(name): weight.detach().to("cpu", dtype).contiguous() for name, weight in model.state_dict().items()}
 
 
 def load(model: Path) -> Model:
@@ -164,11 +170,7 @@ def export(
     model: Model, tokenizer: Tokenizer, out: Path, name: str = "pebble", dtype: torch.dtype = torch.bfloat16
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    renamed = str if "conv" in model.config.layer_types else _qwen3_name
-    weights = {
-        renamed(name): weight.detach().to("cpu", dtype).contiguous() for name, weight in model.state_dict().items()
-    }
-    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(named_weights(model, dtype), out / "model.safetensors", metadata={"format": "pt"})
     _write(out / "config.json", hugging_face_config(model.config, tokenizer))
     _write(out / "generation_config.json", _generation_config(tokenizer))
     _write(out / "tokenizer.json", _tokenizer_json(tokenizer))

@@ -43,7 +43,9 @@ FAMILIES = (
 )
 SUPPORTED = tuple(name for family in FAMILIES for name in family.architectures)
 
-__all__ = ["FAMILIES", "SUPPORTED", "Family", "family_of"]
+MASKED_DIFFUSION = "Qwen3MaskedDiffusionLM"  # no family: `engine.diffusion` runs it, and nothing that decodes in order
+
+__all__ = ["FAMILIES", "MASKED_DIFFUSION", "SUPPORTED", "Family", "family_of"]
 
 
 def family_of(config: Json) -> Family:
@@ -51,7 +53,7 @@ def family_of(config: Json) -> Family:
 
     Raises:
         UnsupportedArchitecture: none does; the message lists those supported.
-        CheckpointError: the configuration says neither.
+        CheckpointError: the configuration says neither, or is that of a masked-diffusion model.
     """
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list):
@@ -59,6 +61,11 @@ def family_of(config: Json) -> Family:
     name = architectures[0] if architectures else config.get("model_type")
     if name is None:
         raise CheckpointError("config.json has neither 'architectures' nor 'model_type': it does not describe a model.")
+    if name == MASKED_DIFFUSION:
+        raise CheckpointError(
+            f"{name} fills masked places in any order, so it cannot chat, call tools, follow a schema or draft; run it "
+            "with `ponder diffuse`."
+        )
     for family in FAMILIES:
         if name in family.architectures or (not architectures and name == family.model_type):
             return family
