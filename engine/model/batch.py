@@ -62,7 +62,8 @@ class Batch:
     save_kv_layer: Callable[[int], None] | None = None  # see `Step`
     last_keys: Tensor | None = None  # (tokens,) int64, where tokens of an image attend to later ones of it
     mutual: tuple[tuple[int, int, int], ...] = ()  # those images: row, first position and end
-    rotary: Tensor | None = None  # (3, tokens) int64, by frame, row and column where a sequence has images (M-RoPE)
+    # (3, tokens) int64, by frame, row and column where a sequence has images (M-RoPE); (tokens,) in `engine.diffusion`
+    rotary: Tensor | None = None
 
     @property
     def rotary_positions(self) -> Tensor:
