@@ -85,6 +85,49 @@ def chat(
 
 
 @cli.command()
+def diffuse(
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help='A prompt, such as "27+5-4 =", or a text, _ for each missing byte.')
+    ],
+    model: Annotated[
+        str, typer.Option(metavar="DIR|NAME", help="A masked-diffusion model, as training makes it.")
+    ] = "models/pebble-diffusion",
+    length: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help=r"Most tokens after a prompt. \[as trained]", show_default=False),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", help=r"Places that are filled together. \[the largest trained]",
+                     show_default=False),
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None, typer.Option(metavar="N", help=r"Places that a pass fills. \[1]", show_default=False)
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(metavar="P", help="Instead: fill all places of this probability or more.", show_default=False),
+    ] = None,
+    temperature: Annotated[float, typer.Option(metavar="T", help="Of samples; 0 takes the likeliest.")] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Of samples.")] = 0,
+    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to run.")] = "auto",
+    passes: Annotated[bool, typer.Option("--passes", help="Print the text after each pass.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each pass, then one.")] = False,
+) -> None:  # fmt: skip
+    """Fill gaps in any order, several places a pass, with a masked-diffusion model (an experiment)."""
+
+    def run() -> None:
+        from app.cli import diffuse_command as work
+
+        request = work.DiffuseRequest(
+            text, model, length, block_size, tokens_per_step, threshold, temperature, seed, device
+        )
+        work.diffuse(request, passes, as_json)
+
+    or_explain(run)
+
+
+@cli.command()
 def index(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Files, and folders with all that is in them.")],
     collection: Annotated[
@@ -438,7 +481,7 @@ def _leave(*_: object) -> NoReturn:
 
 
 def main() -> None:
-    if sys.argv[1:2] in (["serve"], ["chat"], ["quantize"], ["train-lora"]):
+    if sys.argv[1:2] in (["serve"], ["chat"], ["diffuse"], ["quantize"], ["train-lora"]):
         # torch's threads wait for each other by spinning. Where anything else needs a core (this server's own event
         # loop does) that made a step up to 80 times slower; sleeping instead costs about a tenth on an idle machine. It
         # must be said before torch is imported; docs/performance.md has the figures.

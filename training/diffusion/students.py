@@ -21,13 +21,13 @@ SHAPE = ModelConfig(
     vocab_size=257,
     hidden_size=128,
     intermediate_size=384,
-    layer_types=("full_attention",) * 4,
+    layer_types=("full_attention",) * 6,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=32,
     max_position_embeddings=512,
 )
-PLAN = DistilPlan(steps=450, batch=40, matrix_lr=0.02, adam_lr=3e-3, fall=0.4)
+PLAN = DistilPlan(steps=4000, batch=64, matrix_lr=0.02, adam_lr=3e-3, fall=0.4)
 
 
 class PairStudent:
