@@ -21,6 +21,7 @@ def place(
     *,
     rotation: Tensor | None = None,
     norm: Norm | None = None,
+    query_scale: Tensor | None = None,
 ) -> Tensor:
     """Finishes queries in place, and writes keys and values to their slots.
 
@@ -30,12 +31,13 @@ def place(
         slots: (tokens,) int32, `block * block_size + offset`.
         rotation: (tokens, head_dim / 2, 2) float32, cosine and sine; None for a layer without positions.
         norm: of each head of queries and keys; its weight is (heads + kv_heads, head_dim).
+        query_scale: (tokens,) float32, a factor of each token's queries; None: 1.
 
     Returns:
         The queries, (tokens, heads, head_dim): a view of `joined`.
     """
     run = place_triton if joined.is_cuda else place_torch
-    return run(joined, heads, cache, slots, rotation=rotation, norm=norm)
+    return run(joined, heads, cache, slots, rotation=rotation, norm=norm, query_scale=query_scale)
 
 
 def place_torch(
@@ -46,6 +48,7 @@ def place_torch(
     *,
     rotation: Tensor | None = None,
     norm: Norm | None = None,
+    query_scale: Tensor | None = None,
 ) -> Tensor:
     """The torch reference. See `place`."""
     kv_heads, width = cache.shape[3:]
@@ -56,6 +59,8 @@ def place_torch(
     if rotation is not None:
         pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)).contiguous())
         turned = torch.view_as_real(pairs * torch.view_as_complex(rotation).unsqueeze(1)).flatten(-2)
+    if query_scale is not None:
+        turned[:, :heads] *= query_scale[:, None, None]
     qkv[:, : heads + kv_heads] = turned.to(joined.dtype)
     new = qkv[:, heads:].unflatten(1, (2, kv_heads)).transpose(0, 1)
     if isinstance(cache, QuantizedLayer):
@@ -74,6 +79,7 @@ def place_triton(
     *,
     rotation: Tensor | None = None,
     norm: Norm | None = None,
+    query_scale: Tensor | None = None,
 ) -> Tensor:
     """The kernel. See `place`."""
     from engine.kernels.gpu.qkv import place_kernel, shape_for
@@ -92,6 +98,7 @@ def place_triton(
             slots,
             rotation,
             None if norm is None else norm.weight,
+            query_scale,
             tokens,
             joined.stride(0),
             0.0 if norm is None else norm.eps,
@@ -99,6 +106,7 @@ def place_triton(
             kv_heads=kv_heads,
             width=width,
             padded=padded,
+            centred=norm is not None and norm.centred,
             block=block,
             coding="none" if scales is None else "fp8" if codes.dtype == torch.uint8 else "int8",
             num_warps=warps,

@@ -29,9 +29,9 @@ def as_e4m3(x):
 
 @triton.jit(do_not_specialize=["tokens"])  # one program for any number of them: it is the same bits then
 def place_kernel(
-    joined, keys, values, key_scales, value_scales, slots, rotation, weight, tokens, stride, eps,
-    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
-    coding: tl.constexpr,
+    joined, keys, values, key_scales, value_scales, slots, rotation, weight, query_scale, tokens, stride, eps,
+    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, centred: tl.constexpr,
+    block: tl.constexpr, coding: tl.constexpr,
 ):  # fmt: skip
     """See `qkv.place`. The grid is (tokens / block, heads + 2 * kv_heads); the cache's slots are closely packed."""
     head = tl.program_id(1)
@@ -43,6 +43,8 @@ def place_kernel(
     x = tl.load(place, mask=used, other=0.0).to(tl.float32)
     if head < heads + kv_heads:
         if weight is not None:
+            if centred:
+                x = tl.where(used, x - (tl.sum(x, 1) / width)[:, None], 0.0)
             size = tl.rsqrt(tl.sum(x * x, 1) / width + eps)
             w = tl.load(weight + head * width + component, mask=component < width, other=0.0)
             x = x * size[:, None] * w[None, :]
@@ -54,6 +56,8 @@ def place_kernel(
             even, odd = tl.split(tl.reshape(x, (block, padded // 2, 2)))
             x = tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), (block, padded))
     if head < heads:
+        if query_scale is not None:
+            x *= tl.load(query_scale + token, mask=there, other=0.0)[:, None]
         tl.store(place, x.to(joined.dtype.element_ty), mask=used)
     else:
         slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
@@ -92,19 +96,23 @@ def variants() -> list[Variant]:
     for width in (64, 80, 128, 256):
         padded, block, warps = shape_for(width)
         for coding, kind in (("none", "*bf16"), ("int8", "*i8"), ("fp8", "*u8")):
-            for parts in ("rope", "norm and rope", "neither"):
+            for parts in ("rope", "norm and rope", "neither", "centred norm", "rope and scale", "scale"):
                 optional: dict[str, str] = {}
                 if coding != "none":
                     optional |= {"key_scales": "*fp32", "value_scales": "*fp32"}
-                if parts != "neither":
+                if "rope" in parts or "norm" in parts:
                     optional["rotation"] = "*fp32"
-                if parts == "norm and rope":
+                if "norm" in parts:
                     optional["weight"] = "*fp32"
-                if width != 128 and (parts == "neither" or coding == "fp8"):
+                if "scale" in parts:
+                    optional["query_scale"] = "*fp32"
+                if width != 128 and (parts not in ("rope", "norm and rope") or coding == "fp8"):
                     continue
-                none = dict.fromkeys({"key_scales", "value_scales", "rotation", "weight"} - set(optional))
+                every = {"key_scales", "value_scales", "rotation", "weight", "query_scale"}
+                none = dict.fromkeys(every - set(optional))
                 constants = {
-                    "heads": 32, "kv_heads": 8, "width": width, "padded": padded, "block": block, "coding": coding,
+                    "heads": 32, "kv_heads": 8, "width": width, "padded": padded, "centred": parts == "centred norm",
+                    "block": block, "coding": coding,
                 }  # fmt: skip
                 types = base | optional | {"keys": kind, "values": kind}
                 name, divisible = f"qkv d{width} {coding} {parts}", frozenset({"stride"})
