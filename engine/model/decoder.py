@@ -210,12 +210,8 @@ class Decoder:
     def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache, features: Features | None) -> Tensor:
         assert self._gpu is not None, "on_gpu was not asked"
         x = self.embed(step.token_ids, features)
-        rotations = {
-            rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
-            for rope, rotation in self.rotations.items()
-        }
         layers = self._adapted(*step.adapters) if step.adapters else None
-        self._gpu.run(x, step, kv.layers(), rotations, layers)
+        self._gpu.run(x, step, kv.layers(), self.rotations, layers)
         return x
 
     def embed(self, token_ids: Tensor, features: Features | None = None) -> Tensor:

@@ -245,6 +245,7 @@ def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) ->
         large_tile=128 if spec.head_dim <= 128 and not deterministic else 64,
         fixed_keys=FIXED_KEYS if deterministic else None,
         cascade=not deterministic,
+        chunked=spec.chunked,
     )
 
 

@@ -76,6 +76,10 @@ def run_models(folder: Path) -> None:
         ("gemma2", {"sliding_window": 24}),
         ("olmo2", {"head_dim": None}),
         ("qwen2_moe", {}),
+        ("gpt_oss", {}),
+        ("ministral3", {}),
+        ("cohere", {}),
+        ("llama4", {"num_hidden_layers": 4}),
     ):
         sizes = {key: value for key, value in changed.items() if value is not None}
         if base == "olmo2":
