@@ -25,11 +25,12 @@ from engine.model.model_spec import Activation, ClampedSwiGLU, Experts
 class ExpertRouter:
     """The router of a layer. `weight` is (experts, hidden), of x's type where that holds it exactly, else float32;
     with a `gated` shared expert one row more, of its gate. Biases are (experts,) float32: `bias` is added to the
-    scores, `selection_bias` to those that experts are chosen by."""
+    scores, `selection_bias` to those that experts are chosen by; `factors` multiply the weights."""
 
     weight: Tensor
     bias: Tensor | None = None
     selection_bias: Tensor | None = None
+    factors: Tensor | None = None  # (experts,) float32
     shared: bool = False  # an expert that every token takes, after its chosen ones, with a weight of 1
     gated: bool = False  # or of the sigmoid of the last row's score
 
@@ -158,6 +159,8 @@ def route_torch(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, T
     """The torch reference. See `route`."""
     weight = router.weight.float()
     weights, chosen = routed(of, F.linear(x.float(), weight[: of.count], router.bias), router.selection_bias)
+    if router.factors is not None:
+        weights = weights * router.factors[chosen]
     if router.gated:
         weights = torch.cat([weights, F.linear(x.float(), weight[of.count :]).sigmoid()], 1)
     elif router.shared:
@@ -229,7 +232,7 @@ def route_triton(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, 
     )
     groups = of.groups
     kernels.route_kernel[(tokens,)](
-        *(parts, router.bias, router.selection_bias, weights, chosen, tokens, of.count, rows),
+        *(parts, router.bias, router.selection_bias, router.factors, weights, chosen, tokens, of.count, rows),
         of.min_weight,
         of.scaling,
         splits=kernels.ROUTER_SPLITS,

@@ -248,7 +248,9 @@ def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int
     """
     padded = padded_to(width)
     quantized = element_bytes == 1
-    tile = 64 if padded <= 128 else 32
+    tile = 64 if padded <= 128 else 32 if padded <= 256 or (rows <= 16 and not quantized) else 16
+    if padded > 256 and rows > 16:  # 64 rows of 512 sums are half of the registers
+        return 64, tile, 8, 3
     if rows <= 16:
         return 16, tile, 4, 3 if quantized or padded > 128 else 5
     if quantized:
@@ -261,7 +263,7 @@ def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int
 
 def variants() -> list[Variant]:
     """Head sizes, tiles, groups, block sizes, windows, chunks, softcaps, sinks and 8-bit caches."""
-    widths = (32, 64, 80, 96, 128, 192, 256)
+    widths = (32, 64, 80, 96, 128, 192, 256, 512)
     found = [_variant(f"attention d{width} rows{rows}", width, rows) for width in widths for rows in (16, 64, 128)]
     for rows in (16, 64, 128):
         found += [
@@ -272,6 +274,7 @@ def variants() -> list[Variant]:
             _variant(
                 f"attention d256 rows{rows} window softcap int8", 256, rows, windowed=True, capped=True, codes="i8"
             ),
+            _variant(f"attention d512 rows{rows} window int8", 512, rows, windowed=True, codes="i8"),
             _variant(f"attention d128 rows{rows} group1 block64", 128, rows, group=1, block_size=64),
             _variant(f"attention d128 rows{rows} branched", 128, rows, branched=True),
             _variant(
@@ -286,7 +289,7 @@ def variants() -> list[Variant]:
         "out": "*bf16", "parts": "*fp32", "part_weights": "*fp32", "merged": "*i32", "starts": "*i32",
         "of_token": "*i32", "out_stride": "i32", "heads": "i32",
     }  # fmt: skip
-    for width in (64, 128, 256):
+    for width in (64, 128, 256, 512):
         plain = {"width": width, "padded": padded_to(width)}
         found.append(Variant(f"attention merge d{width}", merge_kernel, merge, {**plain, "sinks": None}, 1))
         if width == 64:

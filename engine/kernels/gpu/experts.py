@@ -51,13 +51,13 @@ def router_kernel(
 
 @triton.jit(do_not_specialize=["tokens"])
 def route_kernel(
-    parts, bias, selection_bias, weights, chosen, tokens, experts, rows, min_weight, scaling,
+    parts, bias, selection_bias, factors, weights, chosen, tokens, experts, rows, min_weight, scaling,
     splits: tl.constexpr, per_token: tl.constexpr, block_chosen: tl.constexpr, block: tl.constexpr,
     sigmoid: tl.constexpr, normalised: tl.constexpr, groups: tl.constexpr, groups_per_token: tl.constexpr,
     summed: tl.constexpr, shared: tl.constexpr, by_logits: tl.constexpr,
 ):  # fmt: skip
     """One program chooses the experts of one token, by their scores or `by_logits`. Of equal ones the first expert's
-    counts as larger.
+    counts as larger. `factors` multiply the weights of experts once they are normalised.
 
     `shared`: 0 for none; 1: a shared expert has a weight of 1, after those of the chosen ones; 2: it has the sigmoid of
     the last row's score.
@@ -93,6 +93,8 @@ def route_kernel(
         ranked = tl.where(at == best, float("-inf"), ranked)
     if normalised:
         taken = taken / (tl.sum(taken, 0) + min_weight)
+    if factors is not None:
+        taken *= tl.load(factors + found, mask=place < per_token, other=0.0)
     ways: tl.constexpr = per_token + (shared > 0)
     tl.store(weights + token * ways + place, taken * scaling, mask=place < per_token)
     tl.store(chosen + token * per_token + place, found, mask=place < per_token)
@@ -422,7 +424,8 @@ def variants() -> list[Variant]:
     tile = {"block_tokens": ROUTER_TOKENS, "block_rows": ROUTER_ROWS, "block_width": ROUTER_WIDTH}
     for kind in ("bf16", "fp32"):
         add(f"router {kind}", router_kernel, {**tile, "splits": ROUTER_SPLITS}, weight=f"*{kind}")
-    route = {"splits": ROUTER_SPLITS, "per_token": 8, "block_chosen": 8, "summed": 1, "bias": None, "by_logits": False}
+    route: dict[str, object] = {"splits": ROUTER_SPLITS, "per_token": 8, "block_chosen": 8, "summed": 1}
+    route |= {"by_logits": False, "bias": None, "factors": None}
     one = {"per_token": 1, "block_chosen": 1, "normalised": False, "by_logits": True}
     for name, block, warps, changed in (
         ("softmax", 128, 1, {"selection_bias": None, "groups": 1, "shared": 0}),
@@ -431,6 +434,9 @@ def variants() -> list[Variant]:
         ("by logits", 16, 1, {"selection_bias": None, "groups": 1, "shared": 1, "sigmoid": True, **one}),
     ):
         constants = {**route, "block": block, "sigmoid": False, "normalised": True, "groups_per_token": 4, **changed}
+        if name == "softmax":
+            kept = {each: value for each, value in constants.items() if each != "factors"}
+            add("route softmax and factors", route_kernel, kept, warps)
         add(f"route {name}", route_kernel, constants, warps)
     for pairs in (8, 65_536):
         block, warps = sort_block(pairs)

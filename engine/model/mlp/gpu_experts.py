@@ -36,8 +36,6 @@ def unsupported(spec: ModelSpec) -> str:
     of = spec.experts
     if of is None:
         return ""
-    if of.beside_mlp or of.weight_scales:
-        return "its experts run beside an MLP"
     if of.latent_size or not spec.gated_mlp:
         return "its experts are no gated MLPs of the hidden states"
     return "its experts have biases and read scaled inputs" if spec.mlp_bias and of.scaled_inputs else ""
@@ -89,9 +87,10 @@ class GpuExperts:
         )
         self._gated = gated_triton if interpreted else gated
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns the weighted sum of each token's experts, and the shared one's output: (tokens, hidden) as `x`."""
-        weights, chosen = self._route(x, self._router, self._of)
+    def __call__(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Returns the weighted sum of each token's experts, and the shared one's output: (tokens, hidden) as `x`. The
+        router reads `seen`, or `x`."""
+        weights, chosen = self._route(x if seen is None else seen, self._router, self._of)
         shared = None
         if self._shared is not None:
             shared = self._shared.down(self._gated(self._shared.gate_up(x), self._activation))
@@ -123,9 +122,10 @@ def _router(mixture: RoutedExperts, dtype: torch.dtype) -> ExpertRouter:
     narrow = weight.to(dtype)
     exact = bool((narrow.float() == weight).all())  # as in nearly all checkpoints, which have it in 16 bits
     return ExpertRouter(
-        narrow if exact else weight,
+        narrow if exact and mixture.beside is None else weight,  # those beside an MLP read float32
         mixture.router_bias,
         mixture.selection_bias,
+        mixture.weight_scales,
         shared=mixture.shared is not None,
         gated=gate is not None,
     )

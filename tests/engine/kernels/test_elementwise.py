@@ -147,6 +147,31 @@ def test_queries_keys_and_values_are_finished_and_put_in_their_place(
     assert (close > 0).float().mean() < 0.01, "and that seldom: a rounding before tips few"
 
 
+@pytest.mark.parametrize(("rows", "has_kv"), [(4, False), (6, True), (8, True)])
+def test_as_many_heads_are_normalised_as_the_norm_has(device: str, rows: int, has_kv: bool) -> None:
+    """Queries alone, keys, or values too, which do not turn; a layer without keys and values of its own writes none."""
+    heads, kv_heads, width, tokens = 4, 2, 32, 5
+    joined = numbers(tokens, (heads + 2 * kv_heads * has_kv) * width, device=device, dtype=torch.float16) * 2
+    of = Norm(numbers(rows, width, device=device, seed=1), 1e-6)
+    turn = numbers(tokens, width // 2, 2, device=device, seed=2)
+    slots = torch.arange(17, 17 + tokens, dtype=torch.int32, device=device)
+    found = []
+    for run in (qkv.place_triton, qkv.place_torch):
+        cache = torch.full((2, 3, 16, kv_heads, width), 7.0, dtype=torch.float16, device=device)
+        queries = run(joined.clone(), heads, cache, slots, rotation=turn, norm=of, has_kv=has_kv)
+        found.append((queries, cache))
+    same(found[0][0], found[1][0])
+    same(found[0][1], found[1][1])
+    cache = found[1][1].view(2, -1, kv_heads, width)[:, 17 : 17 + tokens]
+    if not has_kv:
+        assert (found[1][1] == 7).all()
+        return
+    plain = joined.view(tokens, -1, width)[:, heads + kv_heads :]
+    if rows == 8:
+        plain = norm.normed(plain, Norm(of.weight[6:], 1e-6)).half()
+    assert torch.equal(cache[1], plain)
+
+
 def test_the_twin_turns_as_the_model_does() -> None:
     joined = numbers(5, 4 * 32, device="cpu", seed=3)
     rotations = Rotation(Rope(dim=32, theta=1e4), 32, torch.device("cpu"), long_context=False).at(torch.arange(5) * 9)

@@ -43,12 +43,13 @@ def apart(found: Tensor, wanted: Tensor) -> float:
 @given(
     tokens=st.sampled_from([1, 3, 17]), count=st.sampled_from([4, 6, 12, 33]), width=st.sampled_from([16, 100, 700]),
     per_token=st.integers(1, 4), sigmoid=st.booleans(), normalised=st.booleans(), bias=st.booleans(),
-    selection=st.booleans(), shared=st.sampled_from(["none", "plain", "gated"]), groups=st.sampled_from([0, 1, 2]),
+    selection=st.booleans(), factors=st.booleans(),
+    shared=st.sampled_from(["none", "plain", "gated"]), groups=st.sampled_from([0, 1, 2]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]), exact=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_experts_are_chosen_as_the_twin_chooses(
     device: str, tokens: int, count: int, width: int, per_token: int, sigmoid: bool, normalised: bool, bias: bool,
-    selection: bool, shared: str, groups: int, dtype: torch.dtype, exact: bool, seed: int,
+    selection: bool, factors: bool, shared: str, groups: int, dtype: torch.dtype, exact: bool, seed: int,
 ) -> None:  # fmt: skip
     of = Experts(
         count, per_token, 8, (0,), scores="sigmoid" if sigmoid else "softmax", normalised=normalised, scaling=1.7,
@@ -59,6 +60,7 @@ def test_experts_are_chosen_as_the_twin_chooses(
         numbers(rows, width, device=device, seed=seed, dtype=torch.float32 if exact else dtype) * width**-0.5,
         numbers(count, device=device, seed=seed + 1) if bias else None,
         numbers(count, device=device, seed=seed + 2) if selection else None,
+        numbers(count, device=device, seed=seed + 4) if factors else None,
         shared=shared != "none",
         gated=shared == "gated",
     )

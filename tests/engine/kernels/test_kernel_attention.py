@@ -252,7 +252,7 @@ def test_chunks_are_read_from_their_own_beginning() -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("width", [32, 64, 128, 192, 256])
+@pytest.mark.parametrize("width", [32, 64, 128, 192, 256, 512])
 def test_every_size_of_head(run: str, width: int, device: str) -> None:
     made = case([(1, 77), (20, 100)], device, width=width, dtype=torch.bfloat16)
     check(made, WorkLimits(2, 4), run)
