@@ -25,7 +25,7 @@ from engine.model.adapters.peft_checkpoint import Adapter, projections, read_ada
 from engine.model.adapters.resident import StackedAdapters, stacked_bytes
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, Features, KVCache
-from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
+from engine.model.gpu_batch import DeviceStep, PackedModel, step_of
 from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
 from engine.model.linear import Packing
 from engine.model.loader import Weights
@@ -102,9 +102,7 @@ class Decoder:
         self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, dtype, device, deterministic) if on_gpu else None
-        windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
-        limits = limits_for(spec, device, deterministic=deterministic)
-        self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)
+        self.packed_for = PackedModel.of(spec, device, deterministic=deterministic)
 
     @property
     def native(self) -> bool:
@@ -211,7 +209,8 @@ class Decoder:
         assert self._gpu is not None, "on_gpu was not asked"
         x = self.embed(step.token_ids, features)
         layers = self._adapted(*step.adapters) if step.adapters else None
-        self._gpu.run(x, step, kv.layers(), self.rotations, layers)
+        inputs = None if self._inputs is None else self._inputs(step.token_ids, x)
+        self._gpu.run(x, step, kv.layers(), self.rotations, layers, inputs)
         return x
 
     def embed(self, token_ids: Tensor, features: Features | None = None) -> Tensor:

@@ -8,7 +8,7 @@ attention for a device, and the sizes of step that CUDA graphs are kept for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +33,7 @@ _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads lik
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """The model's input of one step on a GPU. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
-    `logits_at` the tokens whose logits are needed, `pieces` the attention for each window of the model's layers.
+    `logits_at` the tokens whose logits are needed, `pieces` the attention of each of the model's layers.
     `adapters` has the rows' slots and where their tokens start, on the host, where a row has an adapter. No CUDA graph
     is recorded of a step with `save_kv_layer`, see `Step`."""
 
@@ -41,7 +41,7 @@ class DeviceStep:
     positions: Tensor
     slots: Tensor
     logits_at: Tensor
-    pieces: Mapping[int | None, Pieces]
+    pieces: tuple[Pieces, ...]
     adapters: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     save_kv_layer: Callable[[int], None] | None = None
     last_keys: Tensor | None = None  # as `Batch`
@@ -49,7 +49,7 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True)
 class WorkCapacity:
-    """Capacities of a window's work: pieces of both sizes, listed queries, merged ones, and parts."""
+    """Capacities of the work of one kind of layers: pieces of both sizes, listed queries, merged ones, and parts."""
 
     small: int
     large: int
@@ -70,26 +70,53 @@ class StepCapacity:
 
     tokens: int
     logits: int
-    work: tuple[WorkCapacity, ...]  # of each window
+    work: tuple[WorkCapacity, ...]  # of each kind of layers
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
-class PackedModel:
-    """The facts of a model that packing needs: the windows of its layers, the sizes of a part of attention, the limits
-    of its pieces."""
+class LayerKind:
+    """Layers whose attention is cut alike: of one window, one number of K/V heads (of which the limits are) and one
+    width of heads."""
 
-    windows: tuple[int | None, ...]
-    heads: int
+    window: int | None
     head_dim: int
     limits: WorkLimits
 
 
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """The facts of a model that packing needs: the kinds of its layers, each layer's, and the query heads."""
+
+    kinds: tuple[LayerKind, ...]
+    layers: tuple[int, ...]  # numbers of kinds
+    heads: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, device: torch.device, *, deterministic: bool) -> PackedModel:
+        """Returns those of a model on a device."""
+        made = list[LayerKind]()
+        for index, window in enumerate(spec.windows):
+            limits = limits_for(spec, device, deterministic=deterministic, layer=index)
+            made.append(LayerKind(window, spec.kv_shape(index)[1], limits))
+        kinds = tuple(dict.fromkeys(made))
+        return cls(kinds, tuple(kinds.index(each) for each in made), spec.heads)
+
+    def limited(self, change: Callable[[WorkLimits], WorkLimits]) -> PackedModel:
+        """Returns the same with other limits."""
+        return replace(self, kinds=tuple(replace(kind, limits=change(kind.limits)) for kind in self.kinds))
+
+    @property
+    def fixed_keys(self) -> int | None:
+        """Returns the keys of a piece, where sums are made alike in every batch."""
+        return self.kinds[0].limits.fixed_keys
+
+
 def works_of(laid: BatchLayout, block_size: int, model: PackedModel) -> list[AttentionWork]:
-    """Cuts the attention of a step, for each window."""
+    """Cuts the attention of a step, for each kind of layers."""
     shape = np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size
     rows = Rows(*shape, laid.branches, laid.last_keys)
-    return [cut(rows, model.limits, window) for window in model.windows]
+    return [cut(rows, kind.limits, kind.window) for kind in model.kinds]
 
 
 class Cutter:
@@ -107,7 +134,7 @@ class Cutter:
     def works(self, laid: BatchLayout) -> list[AttentionWork]:
         """See `works_of`."""
         contexts = np.asarray(laid.contexts)
-        decodes = len(laid.tokens) == len(contexts) and self._model.limits.fixed_keys is None
+        decodes = len(laid.tokens) == len(contexts) and self._model.fixed_keys is None
         kept = decodes and laid.follows and self._age < self._KEPT and np.array_equal(contexts, self._contexts + 1)
         if kept:
             rows = Rows(np.asarray(laid.starts), contexts, laid.tables, self._size)
@@ -140,8 +167,14 @@ class Parts:
     def like(cls, capacities: Sequence[StepCapacity], model: PackedModel, device: torch.device) -> Parts:
         """Returns buffers that are large enough for each of several capacities."""
         max_parts = max(work.parts for each in capacities for work in each.work)
-        values = torch.empty(max_parts, model.heads, model.head_dim, device=device)
+        widest = max(kind.head_dim for kind in model.kinds)
+        values = torch.empty(max_parts, model.heads, widest, device=device)
         return cls(values, torch.empty(max_parts, model.heads, device=device))
+
+    def of(self, kind: LayerKind) -> Tensor:
+        """Returns the values as those of layers of a kind lie: (parts, heads, head_dim)."""
+        parts, heads, _ = self.values.shape
+        return self.values.flatten()[: parts * heads * kind.head_dim].view(parts, heads, kind.head_dim)
 
 
 class Packed:
@@ -189,10 +222,10 @@ class Packed:
         of token trees."""
         parts = parts or Parts.like([self.capacity], model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]
-        pieces: dict[int | None, Pieces] = {}
-        for nth, (window, capacity) in enumerate(zip(model.windows, self.capacity.work, strict=True)):
+        pieces = list[Pieces]()
+        for nth, (kind, capacity) in enumerate(zip(model.kinds, self.capacity.work, strict=True)):
             small, large, order, merged, starts, of_token = views[4 + 6 * nth : 10 + 6 * nth]
-            pieces[window] = Pieces(
+            made = Pieces(
                 views[-1],
                 small.view(-1, COLUMNS) if capacity.small else None,
                 large.view(-1, COLUMNS) if capacity.large else None,
@@ -200,12 +233,13 @@ class Packed:
                 merged,
                 starts,
                 of_token,
-                parts.values,
+                parts.of(kind),
                 parts.weights,
-                model.limits.large_tile,
+                kind.limits.large_tile,
                 branched,
             )
-        return DeviceStep(views[0], views[1], views[2], views[3], pieces)
+            pieces.append(made)
+        return DeviceStep(views[0], views[1], views[2], views[3], tuple(pieces[kind] for kind in model.layers))
 
 
 def with_last_keys(step: DeviceStep, laid: BatchLayout) -> DeviceStep:
@@ -234,15 +268,16 @@ def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.dev
     return replace(step, adapters=(batch.adapters, batch.query_starts)) if batch.adapters else step
 
 
-def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool) -> WorkLimits:
-    """Returns the pieces that fill the device."""
+def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool, layer: int = 0) -> WorkLimits:
+    """Returns the pieces of a layer that fill the device."""
+    kv_heads, head_dim = spec.kv_shape(layer)
     processors = INTERPRETED_PROCESSORS
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     return WorkLimits(
-        group_heads=spec.heads // spec.kv_heads,
-        pieces=max(1, RESIDENT * processors // spec.kv_heads),
-        large_tile=128 if spec.head_dim <= 128 and not deterministic else 64,
+        group_heads=spec.heads // kv_heads,
+        pieces=max(1, RESIDENT * processors // kv_heads),
+        large_tile=128 if head_dim <= 128 and not deterministic else 64,
         fixed_keys=FIXED_KEYS if deterministic else None,
         cascade=not deterministic,
         chunked=spec.chunked,
@@ -269,35 +304,39 @@ def draft_sizes(max_rows: int, width: int) -> tuple[int, ...]:
 
 
 def draft_shape(
-    tokens: int, width: int, windows: Sequence[int | None], limits: WorkLimits, max_blocks: int, *, branched: bool
+    tokens: int, width: int, kinds: Sequence[LayerKind], max_blocks: int, *, branched: bool
 ) -> StepCapacity:
     """Returns the capacity for a step of so many tokens whose rows have at most `width` each, in any mix: decodes and
     rows with drafts, which may share prefixes. `branched`: the branches of token trees are rows of their own."""
+    blocks = tokens * max_blocks + (tokens * (2 + width) if branched else 0)  # of a branch see `work.Rows.listed`
+    return StepCapacity(tokens, tokens, tuple(_draft_work(tokens, width, kind.limits) for kind in kinds), blocks)
+
+
+def _draft_work(tokens: int, width: int, limits: WorkLimits) -> WorkCapacity:
     pieces, most, few = limits.pieces, limits.large_queries, limits.small_queries
     if limits.fixed_keys is not None:
-        work = WorkCapacity(0, 4 * tokens + pieces, tokens, tokens, 4 * tokens + pieces * min(most, width))
-    else:
-        tiles = (
-            -(-tokens * -(-row // most) // row) for row in range(few + 1, width + 1)
-        )  # large ones, of rows so wide
-        large, order, queries, parts = max(tiles, default=0) + pieces, tokens, min(most, width), 0
-        if limits.cascade:
-            large, order, queries, parts = large + tokens // 2, 4 * tokens, min(most, tokens), 8 * tokens + 2 * pieces
-        work = WorkCapacity(tokens + pieces, large, order, tokens, max(parts, 2 * tokens + pieces * (1 + queries)))
-    blocks = tokens * max_blocks + (tokens * (2 + width) if branched else 0)  # of a branch see `work.Rows.listed`
-    return StepCapacity(tokens, tokens, (work,) * len(windows), blocks)
+        return WorkCapacity(0, 4 * tokens + pieces, tokens, tokens, 4 * tokens + pieces * min(most, width))
+    tiles = (-(-tokens * -(-row // most) // row) for row in range(few + 1, width + 1))  # large ones, of rows so wide
+    large, order, queries, parts = max(tiles, default=0) + pieces, tokens, min(most, width), 0
+    if limits.cascade:
+        large, order, queries, parts = large + tokens // 2, 4 * tokens, min(most, tokens), 8 * tokens + 2 * pieces
+    return WorkCapacity(tokens + pieces, large, order, tokens, max(parts, 2 * tokens + pieces * (1 + queries)))
 
 
-def decode_shapes(rows: int, windows: Sequence[int | None], limits: WorkLimits, max_blocks: int) -> list[StepCapacity]:
+def decode_shapes(rows: int, kinds: Sequence[LayerKind], max_blocks: int) -> list[StepCapacity]:
     """Returns capacities for `rows` decodes, smallest first: the decodes' own needs; then, since surplus pieces cost a
     launch too, with as many for shared prefixes as are worth a graph. Larger steps run without a graph."""
+    works = zip(*(_decode_works(rows, kind.limits) for kind in kinds), strict=True)
+    return [StepCapacity(rows, rows, work, rows * max_blocks) for work in works]
+
+
+def _decode_works(rows: int, limits: WorkLimits) -> list[WorkCapacity]:
     if limits.fixed_keys is not None:
-        works = [WorkCapacity(0, 4 * rows + limits.pieces, rows, rows, 4 * rows + limits.pieces)]
-    else:
-        works = [WorkCapacity(rows + limits.pieces, 0, rows, rows, rows + limits.pieces)]
-        if limits.cascade and rows > 1:
-            large = limits.pieces + rows // 2
-            of_one_prefix = rows + limits.pieces * (1 + min(rows, limits.large_queries))
-            parts = max(8 * rows + 2 * limits.pieces, of_one_prefix)
-            works.append(WorkCapacity(rows + limits.pieces, large, 4 * rows, rows, parts))
-    return [StepCapacity(rows, rows, (work,) * len(windows), rows * max_blocks) for work in works]
+        return [WorkCapacity(0, 4 * rows + limits.pieces, rows, rows, 4 * rows + limits.pieces)]
+    works = [WorkCapacity(rows + limits.pieces, 0, rows, rows, rows + limits.pieces)]
+    if limits.cascade and rows > 1:
+        large = limits.pieces + rows // 2
+        of_one_prefix = rows + limits.pieces * (1 + min(rows, limits.large_queries))
+        parts = max(8 * rows + 2 * limits.pieces, of_one_prefix)
+        works.append(WorkCapacity(rows + limits.pieces, large, 4 * rows, rows, parts))
+    return works

@@ -24,7 +24,7 @@ from engine.kernels.norm import Norm, add_and_norm, add_and_norm_triton
 from engine.kernels.qkv import place, place_triton
 from engine.kv_cache.quantized_cache import QuantizedLayer
 from engine.model.gpu_batch import DeviceStep
-from engine.model.layers import Layer, LayerNorm, RMSNorm
+from engine.model.layers import ACTIVATIONS, Layer, LayerNorm, RMSNorm
 from engine.model.linear import Dense, Linear
 from engine.model.mlp.gpu_experts import GpuExperts, unsupported
 from engine.model.model_spec import ModelSpec, Rope
@@ -33,6 +33,7 @@ from engine.model.rope import Rotation
 log = logging.getLogger(__name__)
 
 MAX_GROUPED = 64  # rows of attention's tile where heads are wide
+MAX_HEAD_DIM = 512
 
 
 def chosen(spec: ModelSpec, dtype: torch.dtype, device: torch.device, kernels: KernelName) -> bool:
@@ -61,16 +62,15 @@ def _wanting(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str:
         return f"the model is in {str(dtype).removeprefix('torch.')}, and they compute in bfloat16 and float16"
     if spec.latent is not None:
         return "its attention is latent"
-    if not 16 <= spec.head_dim <= 256 or spec.head_dim % 2:
-        return f"its heads have {spec.head_dim} components, and they take even numbers from 16 to 256"
-    if spec.heads // spec.kv_heads > MAX_GROUPED:
-        return f"{spec.heads // spec.kv_heads} query heads share a K/V head, and they take {MAX_GROUPED}"
+    for kv_heads, head_dim in dict.fromkeys(spec.kv_shape(index) for index in spec.attending_layers):
+        if not 16 <= head_dim <= MAX_HEAD_DIM or head_dim % 2:
+            return f"its heads have {head_dim} components, and they take even numbers from 16 to {MAX_HEAD_DIM}"
+        if spec.heads // kv_heads > MAX_GROUPED:
+            return f"{spec.heads // kv_heads} query heads share a K/V head, and they take {MAX_GROUPED}"
     if spec.conv_layers:
         return "it has short convolutions"
     if spec.recurrent_layers:
         return "it has recurrent layers"
-    if spec.uneven_kv or spec.value_norm or spec.per_layer_input is not None or spec.layer_scales:
-        return "its layers differ in their keys and values"
     if differs := unsupported(spec):
         return differs
     return "" if _interpreted() else _unlaunchable()
@@ -126,9 +126,10 @@ class GpuLayers:
         caches: Sequence[Tensor | QuantizedLayer],
         rotations: Mapping[Rope, Rotation],
         adapted: Sequence[Layer] | None = None,
+        inputs: Tensor | None = None,
     ) -> None:
         """Runs all layers on `x` (tokens, hidden) in place, writing K/V to the caches. `adapted` are the layers where
-        rows have adapters."""
+        rows have adapters, `inputs` (layers, tokens, size) those that each layer has of its own."""
         spec, turns = self._spec, {rope: _Turns.at(each, rope, step.positions) for rope, each in rotations.items()}
         if len(x) == 1 and self._plain is not None and adapted is None:
             self._run_one(x, step, caches, turns, self._plain)
@@ -141,7 +142,7 @@ class GpuLayers:
                 self._norm_projections(joined, layer.q_norm, layer.k_norm)
             normed = self._add_and_norm(
                 x,
-                layer.o(self._attended(joined, layer, step, cache, turns)),
+                layer.o(self._attended(joined, index, layer, step, cache, turns)),
                 _norm(layer.mlp_pre_norm),
                 delta_norm=_norm(layer.attention_post_norm),
                 multiplier=spec.residual_multiplier,
@@ -150,19 +151,38 @@ class GpuLayers:
                 step.save_kv_layer(index)
             if not spec.parallel:
                 seen = x if normed is None else normed
+            following = self._pre[index + 1] if index + 1 < len(self._layers) else None
+            last = layer.input_gate is None and layer.scale == 1.0
             normed = self._add_and_norm(
                 x,
-                self._mlp(seen, layer, self._experts[index]),
-                self._pre[index + 1] if index + 1 < len(self._layers) else None,
+                self._mlp(x, seen, layer, self._experts[index]),
+                following if last else None,
                 delta_norm=_norm(layer.mlp_post_norm),
                 multiplier=spec.residual_multiplier,
             )
+            if last:
+                continue
+            if layer.input_gate is not None and inputs is not None:
+                x.add_(layer.input_gate(x, inputs[index], ACTIVATIONS[spec.activation]))
+            if layer.scale != 1.0:
+                x.mul_(layer.scale)
+            normed = self._add_and_norm(x, None, following)
 
-    def _mlp(self, x: Tensor, layer: Layer, experts: GpuExperts | None) -> Tensor:
-        """Returns the output of a layer's MLP, or of its experts, (tokens, hidden)."""
-        if experts is not None:
-            return experts(x)
-        return layer.down(self._gated(layer.gate_up(x), self._spec.activation))
+    def _mlp(self, x: Tensor, seen: Tensor, layer: Layer, experts: GpuExperts | None) -> Tensor:
+        """Returns the output of a layer's MLP, of its experts, or of both, (tokens, hidden); `seen` is `x` normalised,
+        which experts beside an MLP normalise by themselves."""
+        beside = None if layer.mixture is None else layer.mixture.beside
+        if experts is not None and beside is None:
+            return experts(seen)
+        out = layer.down(self._gated(layer.gate_up(seen), self._spec.activation))
+        if experts is None or beside is None:
+            return out
+        routed = self._add_and_norm(x.float(), None, _norm(beside.router_norm))
+        read = self._add_and_norm(x, None, _norm(beside.pre_norm))
+        made = self._add_and_norm(out, None, _norm(beside.mlp_post_norm))
+        assert routed is not None and read is not None and made is not None
+        self._add_and_norm(made, experts(read, routed), None, delta_norm=_norm(beside.post_norm))
+        return made
 
     def logits(self, states: Tensor, norm: RMSNorm, head: Linear) -> Tensor:
         """Returns logits of states (n, hidden) before the final norm: (n, vocab) of their type, or in float32."""
@@ -176,6 +196,7 @@ class GpuLayers:
     def _attended(
         self,
         joined: Tensor,
+        index: int,
         layer: Layer,
         step: DeviceStep,
         cache: Tensor | QuantizedLayer,
@@ -191,18 +212,19 @@ class GpuLayers:
             rotation=turned.rotation,
             norm=_norm(layer.qk_norm),
             query_scale=turned.query_scale,
+            has_kv=layer.has_kv,
         )
         return self._attend(
             queries,
             cache,
-            step.pieces[layer.window],
+            step.pieces[index],
             step.positions,
             scale=spec.attention_scale,
             window=layer.window,
             chunked=spec.chunked,
             softcap=spec.attention_softcap,
             sinks=layer.sinks,
-            last_keys=step.last_keys,
+            last_keys=None if spec.windowed_images and layer.window is None else step.last_keys,
             out=torch.empty(queries.shape, dtype=joined.dtype, device=joined.device),
         ).flatten(1)
 
@@ -216,10 +238,10 @@ class GpuLayers:
     ) -> None:
         """The layers of one token: norms, gates and sums are fused into the products."""
         spec, times = self._spec, self._spec.residual_multiplier
-        for layer, each, cache in zip(self._layers, plain, caches, strict=True):
+        for index, (layer, each, cache) in enumerate(zip(self._layers, plain, caches, strict=True)):
             seen, left = self._read(x, layer.attention_pre_norm)
             joined = self._linear_one(seen, each.qkv.weight, each.qkv.bias, norm=left)
-            attended = self._attended(joined, layer, step, cache, turns)
+            attended = self._attended(joined, index, layer, step, cache, turns)
             self._linear_one(attended, each.o.weight, each.o.bias, add_to=x, multiplier=times)
             if not spec.parallel:
                 seen, left = self._read(x, layer.mlp_pre_norm)
@@ -277,9 +299,11 @@ class _Plain:
     @classmethod
     def of(cls, layer: Layer) -> _Plain | None:
         parts = [each for each in (layer.qkv, layer.o, layer.gate_up, layer.down) if isinstance(each, Dense)]
-        others = (layer.attention_post_norm, layer.mlp_post_norm, layer.q_norm, layer.k_norm)
-        return cls(*parts) if len(parts) == 4 and all(norm is None for norm in others) else None
+        others = (layer.attention_post_norm, layer.mlp_post_norm, layer.q_norm, layer.k_norm, layer.input_gate)
+        plain = layer.scale == 1.0 and all(each is None for each in others)
+        return cls(*parts) if len(parts) == 4 and plain else None
 
 
-def _norm(norm: RMSNorm | None) -> Norm | None:
+def _norm(norm: Linear | None) -> Norm | None:
+    assert norm is None or isinstance(norm, RMSNorm)
     return None if norm is None else Norm(norm.weight, norm.eps, isinstance(norm, LayerNorm))

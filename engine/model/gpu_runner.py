@@ -162,14 +162,12 @@ class GpuRunner:
         self._device = device
         self._batching = Batching(kv.block_size, device, images, decoder.image_token)
         model = decoder.packed_for
-        self._model = (
-            replace(model, limits=limits_for_quantized(model.limits)) if isinstance(kv, QuantizedCache) else model
-        )
+        self._model = model.limited(limits_for_quantized) if isinstance(kv, QuantizedCache) else model
         self._cutter = Cutter(self._model, kv.block_size)
         self._staging = Staging(device)
         self._graphs: list[_RecordedGraph] = []
         pool = Pool(device)
-        shape = (model.windows, self._model.limits, max_blocks)
+        shape = (self._model.kinds, max_blocks)
         shapes = [(each, False) for rows in graph_sizes(max_rows) for each in decode_shapes(rows, *shape)]
         for tokens in draft_sizes(max_rows, draft_width) if draft_width > 1 else ():
             kinds = (False, True) if trees else (False,)

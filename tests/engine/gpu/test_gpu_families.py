@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine import Engine, EngineConfig
+from engine.model import memory
+from engine.model.mlp.expert_offload import ExpertOffload, expert_bytes
 from tests.engine.gpu.test_gpu_engine import PROMPTS, all_together, config, greedy
+from tests.engine.gpu.test_gpu_experts import asked, offloads
 from tests.engine.model import tiny
 from tests.tiny import byte_tokenizer
 
@@ -22,6 +26,12 @@ FAMILIES: dict[str, dict[str, Any]] = {  # Any: arguments of untyped configurati
     "ministral3": {"num_hidden_layers": 2},
     "cohere": {"num_hidden_layers": 2},
     "llama4": {"num_hidden_layers": 4},
+    "gemma4": {"global_head_dim": 32},
+    "gemma4_moe": {
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 32,
+    },
 }
 
 
@@ -47,3 +57,16 @@ def test_answers_are_those_of_torch(checkpoint: Path, deterministic: bool) -> No
     answers, replayed = asyncio.run(all_together(settings))
     assert answers == plain
     assert replayed > 0, "decodes came from a graph"
+
+
+@pytest.mark.parametrize("checkpoint", ["gpt_oss", "llama4"], indirect=True)
+def test_stacked_experts_in_host_memory_change_no_answer(checkpoint: Path) -> None:
+    """Those of one tensor a layer: their weights lie in host memory, and take no memory of the device."""
+    gib = offloads(checkpoint, 3)
+    answers, places = asyncio.run(asked(replace(config(checkpoint), cpu_offload_gb=gib)))
+    plain, before = asyncio.run(asked(config(checkpoint)))
+    spec = memory.spec_of(checkpoint)
+    offload = ExpertOffload.of(spec, expert_bytes(spec, torch.float16, "none"), gib)
+    assert answers == plain and before["host"] == 0
+    assert places["host"] == offload.host_bytes
+    assert before["device"] - places["device"] - places["slots"] == offload.saved_bytes > 0
