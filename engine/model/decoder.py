@@ -106,13 +106,9 @@ class Decoder:
 
     @property
     def native(self) -> bool:
-        """Returns whether the C++ kernels run its layers."""
+        """Returns whether the C++ kernels run all of it: a token's bits then depend on its sequence alone, but see
+        `native_layers.invariant`."""
         return self._cpu is not None
-
-    @property
-    def tiled(self) -> bool:
-        """Returns whether they run all of it: a token's bits then depend on its sequence alone."""
-        return self._cpu is not None and self.spec.experts is None
 
     @property
     def image_token(self) -> int:
@@ -229,7 +225,7 @@ class Decoder:
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
             assert not isinstance(self._adapters, StackedAdapters)
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch), self._mix, self._adapters)
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch), self._adapters)
             return x
         inputs = None if self._inputs is None else self._inputs(batch.token_ids, x)
         self.run_layers(self._adapted(batch.adapters, batch.query_starts), x, batch, kv, inputs)
@@ -419,9 +415,6 @@ class Decoder:
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier * self.spec.mlp_multiplier)
-
-    def _mix(self, layer: Layer, x: Tensor) -> None:
-        self._mlp(layer, x, x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x))
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
         if not self.spec.gated_mlp:

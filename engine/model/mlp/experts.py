@@ -82,6 +82,7 @@ class RoutedExperts:
     shared: Expert | None = None  # runs beside the experts
     shared_gate: Tensor | None = None  # (1, hidden) float32
     run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
+    mix: Callable[[Tensor], Tensor] | None = None  # routing, too
     latents: tuple[Linear, Linear] | None = None  # from the hidden states to what experts read and return, and back
 
 
@@ -99,6 +100,8 @@ def run_experts(
     Each expert that a token chose is run once, for all its tokens, or `by_row`; sums are in float32 and in the experts'
     order, so they do not depend on the batch. `seen` is the router's input, and `run` computes one expert.
     """
+    if layer.mix is not None:
+        return layer.mix(x).to(x.dtype)
     weights, chosen = chosen_experts(of, layer, seen)
     order = chosen.flatten().argsort(stable=True)
     tokens, weights = order // of.per_token, weights.flatten()[order]
