@@ -79,6 +79,7 @@ class AttentionWork:
     slots: int
     small_rows: Ints
     large_rows: Ints
+    table: int = 0  # as `Rows`
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +94,16 @@ class Rows:
     # the table; the row's context where there are none
     branches: tuple[Sequence[int], NDArray[np.int64]] | None = None
     last_keys: NDArray[np.int64] | None = None  # (tokens,) the last position that each attends to; None: its own
+    table: int = 0  # the K/V group of the tables: on the device their blocks come after those of as many others
 
     def listed(self) -> tuple[Ints, NDArray[np.int64]]:
-        """Returns all tables' blocks one after the other, and the offset of each row's first. With branches, before a
-        row's blocks are the position where its own slots begin and the number of the blocks, and after them the
-        slots."""
+        """Returns all tables' blocks one after the other, and the offset of each row's first among those of all K/V
+        groups. With branches, before a row's blocks are the position where its own slots begin and the number of the
+        blocks, and after them the slots."""
+        blocks, offsets = self._listed()
+        return blocks, offsets + self.table * len(blocks)
+
+    def _listed(self) -> tuple[Ints, NDArray[np.int64]]:
         counts = -(-self.contexts // self.block_size)
         if self.branches is not None:
             parts = [
@@ -280,4 +286,5 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
         slots=int(taken.sum()),
         small_rows=table_rows[~large],
         large_rows=table_rows[large],
+        table=rows.table,
     )

@@ -218,7 +218,8 @@ class Decoder:
 
     def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         if self._gpu is not None:
-            return self._run_on_gpu(step_of(batch, kv.block_size, self.packed_for, self.device), kv, batch.features)
+            step = step_of(batch, kv.block_size, self.packed_for.grouped(kv.groups), self.device)
+            return self._run_on_gpu(step, kv, batch.features)
         x = self.embed(batch.token_ids, batch.features)
         if self._cpu is not None:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (

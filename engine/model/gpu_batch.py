@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.kernels.attention import Pieces
 from engine.kernels.work import COLUMNS, AttentionWork, Rows, WorkLimits, cut, grown
+from engine.kv_cache.kv_groups import KVGroups
 from engine.model.batch import Batch, BatchLayout
 from engine.model.model_spec import ModelSpec
 
@@ -33,7 +34,8 @@ _ALIGNED = 4  # int32s: every part begins at 16 bytes, as the kernels' loads lik
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
     """The model's input of one step on a GPU. All int32: `token_ids`, `positions`, `slots` (tokens,) as in `Batch`,
-    `logits_at` the tokens whose logits are needed, `pieces` the attention of each of the model's layers.
+    `logits_at` the tokens whose logits are needed, `pieces` the attention of each of the model's layers, and
+    `layer_slots` its slots: of the K/V group that it is in.
     `adapters` has the rows' slots and where their tokens start, on the host, where a row has an adapter. No CUDA graph
     is recorded of a step with `save_kv_layer`, see `Step`."""
 
@@ -42,6 +44,7 @@ class DeviceStep:
     slots: Tensor
     logits_at: Tensor
     pieces: tuple[Pieces, ...]
+    layer_slots: tuple[Tensor, ...]
     adapters: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     save_kv_layer: Callable[[int], None] | None = None
     last_keys: Tensor | None = None  # as `Batch`
@@ -71,17 +74,19 @@ class StepCapacity:
     tokens: int
     logits: int
     work: tuple[WorkCapacity, ...]  # of each kind of layers
-    blocks: int
+    blocks: int  # of all tables
+    tables: int = 1  # block tables of a row: one of each K/V group
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers whose attention is cut alike: of one window, one number of K/V heads (of which the limits are) and one
-    width of heads."""
+    """Layers whose attention is cut alike: of one window, one number of K/V heads (of which the limits are), one width
+    of heads and one K/V group, `table`."""
 
     window: int | None
     head_dim: int
     limits: WorkLimits
+    table: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +104,28 @@ class PackedModel:
         for index, window in enumerate(spec.windows):
             limits = limits_for(spec, device, deterministic=deterministic, layer=index)
             made.append(LayerKind(window, spec.kv_shape(index)[1], limits))
-        kinds = tuple(dict.fromkeys(made))
-        return cls(kinds, tuple(kinds.index(each) for each in made), spec.heads)
+        return cls._of_layers(made, spec.heads)
+
+    @classmethod
+    def _of_layers(cls, layers: Sequence[LayerKind], heads: int) -> PackedModel:
+        kinds = tuple(dict.fromkeys(layers))
+        return cls(kinds, tuple(kinds.index(each) for each in layers), heads)
+
+    def grouped(self, groups: KVGroups | None) -> PackedModel:
+        """Returns the same with the block tables of K/V groups."""
+        if groups is None:
+            return self
+        both = zip(self.of_layers, groups.tables, strict=True)
+        return self._of_layers([replace(kind, table=table) for kind, table in both], self.heads)
 
     def limited(self, change: Callable[[WorkLimits], WorkLimits]) -> PackedModel:
         """Returns the same with other limits."""
         return replace(self, kinds=tuple(replace(kind, limits=change(kind.limits)) for kind in self.kinds))
+
+    @property
+    def of_layers(self) -> tuple[LayerKind, ...]:
+        """Returns each layer's kind."""
+        return tuple(self.kinds[kind] for kind in self.layers)
 
     @property
     def fixed_keys(self) -> int | None:
@@ -116,7 +137,23 @@ def works_of(laid: BatchLayout, block_size: int, model: PackedModel) -> list[Att
     """Cuts the attention of a step, for each kind of layers."""
     shape = np.asarray(laid.starts), np.asarray(laid.contexts), laid.tables, block_size
     rows = Rows(*shape, laid.branches, laid.last_keys)
-    return [cut(rows, kind.limits, kind.window) for kind in model.kinds]
+    return [cut(_seen(rows, kind, laid), kind.limits, kind.window) for kind in model.kinds]
+
+
+def _seen(rows: Rows, kind: LayerKind, laid: BatchLayout) -> Rows:
+    """Returns a step's rows as layers of a kind see them."""
+    if not kind.table:
+        return rows
+    assert laid.windowed is not None, "the cache has K/V groups"
+    return replace(rows, tables=laid.windowed[0][kind.table - 1], table=kind.table)
+
+
+def blocks_of(works: Sequence[AttentionWork]) -> NDArray[np.int32]:
+    """Returns the blocks of all tables, those of each K/V group once."""
+    of_tables = {work.table: work.blocks for work in works}
+    if len(of_tables) == 1:
+        return works[0].blocks
+    return np.concatenate([of_tables[table] for table in sorted(of_tables)])
 
 
 class Cutter:
@@ -138,7 +175,8 @@ class Cutter:
         kept = decodes and laid.follows and self._age < self._KEPT and np.array_equal(contexts, self._contexts + 1)
         if kept:
             rows = Rows(np.asarray(laid.starts), contexts, laid.tables, self._size)
-            self._works = [grown(work, rows) for work in self._works]
+            kinds = zip(self._works, self._model.kinds, strict=True)
+            self._works = [grown(work, _seen(rows, kind, laid)) for work, kind in kinds]
             self._age += 1
         else:
             self._works = works_of(laid, self._size, self._model)
@@ -152,7 +190,8 @@ def capacity_of(laid: BatchLayout, works: Sequence[AttentionWork]) -> StepCapaci
     sizes = [
         WorkCapacity(len(work.small), len(work.large), len(work.order), len(work.merged), work.slots) for work in works
     ]
-    return StepCapacity(len(laid.tokens), len(laid.wanted), tuple(sizes), len(works[0].blocks))
+    tables = 1 + max(work.table for work in works)
+    return StepCapacity(len(laid.tokens), len(laid.wanted), tuple(sizes), len(blocks_of(works)), tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +231,7 @@ class Packed:
 
     def _sizes(self) -> list[int]:
         capacity = self.capacity
-        sizes = [capacity.tokens, capacity.tokens, capacity.tokens, capacity.logits]
+        sizes = [capacity.tokens, capacity.tokens, capacity.logits, *[capacity.tokens] * capacity.tables]
         for each in capacity.work:
             sizes += [each.small * COLUMNS, each.large * COLUMNS, each.order, each.merged, each.merged + 1, each.parts]
         return [*sizes, capacity.blocks]
@@ -204,16 +243,20 @@ class Packed:
         Tokens beyond the step's are token 0 at position 0, written to the null block; pieces beyond have no queries.
         """
         parts: list[NDArray[np.int32] | NDArray[np.int64] | list[int]]
-        parts = [laid.tokens, laid.positions, laid.slots, laid.wanted]
+        parts = [laid.tokens, laid.positions, laid.wanted, laid.slots]
+        if self.capacity.tables > 1:
+            assert laid.windowed is not None, "the cache has K/V groups"
+            parts += list(laid.windowed[1])
+        begin, blocks = len(parts), blocks_of(works)
         for work in works:
             parts += [work.small.ravel(), work.large.ravel(), work.order, work.merged, work.starts, work.parts]
-        for at, ((first, size), part) in enumerate(zip(self._places, [*parts, works[0].blocks], strict=True)):
+        for at, ((first, size), part) in enumerate(zip(self._places, [*parts, blocks], strict=True)):
             used = len(part)
             into[first : first + used] = part
             if used < size and first != self._blocks_at:
-                is_starts = at >= 4 and (at - 4) % 6 == 4  # merged entries beyond the step have no parts
+                is_starts = at >= begin and (at - begin) % 6 == 4  # merged entries beyond the step have no parts
                 into[first + used : first + size] = part[-1] if is_starts else 0
-        return self._blocks_at + len(works[0].blocks)
+        return self._blocks_at + len(blocks)
 
     def views(
         self, packed: Tensor, model: PackedModel, parts: Parts | None = None, *, branched: bool = False
@@ -222,9 +265,11 @@ class Packed:
         of token trees."""
         parts = parts or Parts.like([self.capacity], model, packed.device)
         views = [packed[first : first + size] for first, size in self._places]
+        slots = views[3 : 3 + self.capacity.tables]
+        begin = 3 + len(slots)
         pieces = list[Pieces]()
         for nth, (kind, capacity) in enumerate(zip(model.kinds, self.capacity.work, strict=True)):
-            small, large, order, merged, starts, of_token = views[4 + 6 * nth : 10 + 6 * nth]
+            small, large, order, merged, starts, of_token = views[begin + 6 * nth : begin + 6 + 6 * nth]
             made = Pieces(
                 views[-1],
                 small.view(-1, COLUMNS) if capacity.small else None,
@@ -239,7 +284,8 @@ class Packed:
                 branched,
             )
             pieces.append(made)
-        return DeviceStep(views[0], views[1], views[2], views[3], tuple(pieces[kind] for kind in model.layers))
+        of_layers = tuple(pieces[kind] for kind in model.layers), tuple(slots[kind.table] for kind in model.of_layers)
+        return DeviceStep(views[0], views[1], slots[0], views[2], *of_layers)
 
 
 def with_last_keys(step: DeviceStep, laid: BatchLayout) -> DeviceStep:
@@ -256,6 +302,7 @@ def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.dev
         batch.token_ids.tolist(), batch.positions.cpu().numpy(), batch.slots.cpu().numpy(),
         list(batch.query_starts), list(batch.context_lens), batch.block_tables.cpu().numpy(),
         batch.logits_at.tolist(),
+        windowed=_windowed(batch),
         branches=None if batch.branches is None else (batch.branches.starts, batch.branches.slots.cpu().numpy()),
         last_keys=None if batch.last_keys is None else batch.last_keys.cpu().numpy(),
     )  # fmt: skip
@@ -266,6 +313,14 @@ def step_of(batch: Batch, block_size: int, model: PackedModel, device: torch.dev
     step = packed.views(torch.from_numpy(host).to(device), model, branched=batch.branches is not None)
     step = with_last_keys(step, laid)
     return replace(step, adapters=(batch.adapters, batch.query_starts)) if batch.adapters else step
+
+
+def _windowed(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Returns the block tables and slots of a batch's windowed K/V groups."""
+    if not batch.windowed:
+        return None
+    tables, slots = zip(*batch.windowed, strict=True)
+    return torch.stack(tables).cpu().numpy(), torch.stack(slots).cpu().numpy()
 
 
 def limits_for(spec: ModelSpec, device: torch.device, *, deterministic: bool, layer: int = 0) -> WorkLimits:
@@ -309,7 +364,8 @@ def draft_shape(
     """Returns the capacity for a step of so many tokens whose rows have at most `width` each, in any mix: decodes and
     rows with drafts, which may share prefixes. `branched`: the branches of token trees are rows of their own."""
     blocks = tokens * max_blocks + (tokens * (2 + width) if branched else 0)  # of a branch see `work.Rows.listed`
-    return StepCapacity(tokens, tokens, tuple(_draft_work(tokens, width, kind.limits) for kind in kinds), blocks)
+    works, tables = (_draft_work(tokens, width, kind.limits) for kind in kinds), _tables(kinds)
+    return StepCapacity(tokens, tokens, tuple(works), tables * blocks, tables)
 
 
 def _draft_work(tokens: int, width: int, limits: WorkLimits) -> WorkCapacity:
@@ -326,8 +382,12 @@ def _draft_work(tokens: int, width: int, limits: WorkLimits) -> WorkCapacity:
 def decode_shapes(rows: int, kinds: Sequence[LayerKind], max_blocks: int) -> list[StepCapacity]:
     """Returns capacities for `rows` decodes, smallest first: the decodes' own needs; then, since surplus pieces cost a
     launch too, with as many for shared prefixes as are worth a graph. Larger steps run without a graph."""
-    works = zip(*(_decode_works(rows, kind.limits) for kind in kinds), strict=True)
-    return [StepCapacity(rows, rows, work, rows * max_blocks) for work in works]
+    works, tables = zip(*(_decode_works(rows, kind.limits) for kind in kinds), strict=True), _tables(kinds)
+    return [StepCapacity(rows, rows, work, tables * rows * max_blocks, tables) for work in works]
+
+
+def _tables(kinds: Sequence[LayerKind]) -> int:
+    return 1 + max(kind.table for kind in kinds)
 
 
 def _decode_works(rows: int, limits: WorkLimits) -> list[WorkCapacity]:

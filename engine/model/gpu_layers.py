@@ -208,7 +208,7 @@ class GpuLayers:
             joined,
             spec.heads,
             cache,
-            step.slots,
+            step.layer_slots[index],
             rotation=turned.rotation,
             norm=_norm(layer.qk_norm),
             query_scale=turned.query_scale,

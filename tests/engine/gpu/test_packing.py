@@ -16,9 +16,11 @@ from engine.model.batch import BatchLayout
 from engine.model.gpu_batch import (
     MAX_DRAFT_TOKENS,
     RESIDENT,
+    Cutter,
     LayerKind,
     Packed,
     PackedModel,
+    blocks_of,
     capacity_of,
     decode_shapes,
     draft_shape,
@@ -86,6 +88,36 @@ def test_decodes_are_unpacked_as_they_were(
             assert starts[: len(work.starts)] == work.starts.tolist()
             assert set(starts[len(work.starts) :]) <= {work.starts[-1]}, "what is merged beyond has no parts"
             assert len(pieces.parts) >= work.slots
+
+
+def test_layers_of_a_group_find_its_tables_and_slots() -> None:
+    """Among the blocks of all groups, packed closely or as in a graph, and once they have grown."""
+    limits = WorkLimits(2, 12)
+    kinds = (LayerKind(None, 32, limits), LayerKind(40, 32, limits, 1), LayerKind(40, 32, limits, 2))
+    model = PackedModel(kinds, (1, 0, 2, 1), 4)
+    cutter = Cutter(model, BLOCK)
+    for contexts in ([300, 70, 20], [301, 71, 21]):
+        laid = laid_out(contexts, 2)
+        others = np.stack([laid.tables + 1000, laid.tables + 2000]), np.stack([laid.slots + 1, laid.slots + 2])
+        laid = replace(laid, windowed=others, follows=contexts[0] == 301)
+        works = cutter.works(laid)
+        for capacity in (capacity_of(laid, works), *decode_shapes(5, kinds, 20)):
+            assert capacity.tables == 3 and len(blocks_of(works)) <= capacity.blocks
+            packed = Packed(capacity)
+            host = np.full(packed.size, -9, dtype=np.int32)
+            packed.fill(laid, works, host)
+            step = packed.views(torch.from_numpy(host), model)
+            assert step.slots[:3].tolist() == laid.slots.tolist()
+            for layer, table in enumerate((1, 0, 2, 1)):
+                assert step.layer_slots[layer][:3].tolist() == (laid.slots + table).tolist()
+                pieces, work = step.pieces[layer], works[table]
+                assert pieces.small is not None
+                for (_, queries, first, low, high, _), row in zip(
+                    pieces.small.tolist(), work.small_rows.tolist(), strict=False
+                ):
+                    found = pieces.blocks[first + low // BLOCK : first - (-high // BLOCK)].tolist()
+                    wanted = laid.tables[row, low // BLOCK : -(-high // BLOCK)] + 1000 * table
+                    assert queries == 1 and found == wanted.tolist()
 
 
 @pytest.mark.parametrize("rows", [2, 4, 16, 64, 256])
