@@ -25,7 +25,7 @@ from engine.model.adapters.peft_checkpoint import Adapter, projections, read_ada
 from engine.model.adapters.resident import StackedAdapters, stacked_bytes
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, Features, KVCache
-from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
+from engine.model.gpu_batch import DeviceStep, PackedModel, step_of
 from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
 from engine.model.linear import Packing
 from engine.model.loader import Weights
@@ -102,9 +102,7 @@ class Decoder:
         self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, dtype, device, deterministic) if on_gpu else None
-        windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
-        limits = limits_for(spec, device, deterministic=deterministic)
-        self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)
+        self.packed_for = PackedModel.of(spec, device, deterministic=deterministic)
 
     @property
     def native(self) -> bool:
@@ -206,12 +204,9 @@ class Decoder:
     def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache, features: Features | None) -> Tensor:
         assert self._gpu is not None, "on_gpu was not asked"
         x = self.embed(step.token_ids, features)
-        rotations = {
-            rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
-            for rope, rotation in self.rotations.items()
-        }
         layers = self._adapted(*step.adapters) if step.adapters else None
-        self._gpu.run(x, step, kv.layers(), rotations, layers)
+        inputs = None if self._inputs is None else self._inputs(step.token_ids, x)
+        self._gpu.run(x, step, kv.layers(), self.rotations, layers, inputs)
         return x
 
     def embed(self, token_ids: Tensor, features: Features | None = None) -> Tensor:
@@ -223,7 +218,8 @@ class Decoder:
 
     def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         if self._gpu is not None:
-            return self._run_on_gpu(step_of(batch, kv.block_size, self.packed_for, self.device), kv, batch.features)
+            step = step_of(batch, kv.block_size, self.packed_for.grouped(kv.groups), self.device)
+            return self._run_on_gpu(step, kv, batch.features)
         x = self.embed(batch.token_ids, batch.features)
         if self._cpu is not None:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
