@@ -338,7 +338,7 @@ def _check_kv_dtype(kv_dtype: KvDType, decoder: Decoder, model: str) -> None:
 
 
 def _numerics(config: EngineConfig, decoder: Decoder, threads: int) -> Numerics:
-    invariant = config.deterministic or (decoder.tiled and native_layers.invariant(config.quantization))
+    invariant = config.deterministic or (decoder.native and native_layers.invariant(config.quantization))
     ours = "Triton" if decoder.on_gpu else cpu.name() if decoder.native else "torch"
     if decoder.device.type == "cuda":
         processor = torch.cuda.get_device_name(decoder.device)

@@ -16,7 +16,7 @@ from bench.gpu.setting import Setting
 from engine.core.request import SequenceState
 from engine.kernels.attention import Pieces, attend_triton
 from engine.model.batch import Batching
-from engine.model.gpu_batch import Packed, PackedModel, capacity_of, limits_for, works_of
+from engine.model.gpu_batch import LayerKind, Packed, PackedModel, capacity_of, limits_for, works_of
 from engine.model.model_spec import ModelSpec
 
 GOAL = 0.85
@@ -78,14 +78,14 @@ def attended(
 
 def _pieces(setting: Setting, spec: ModelSpec, seqs: Sequence[SequenceState], cascade: bool) -> tuple[Pieces, Tensor]:
     limits = replace(limits_for(spec, setting.device, deterministic=False), cascade=cascade)
-    model = PackedModel((None,), spec.heads, spec.head_dim, limits)
+    model = PackedModel((LayerKind(None, spec.head_dim, limits),), (0,), spec.heads)
     laid = Batching(steps.BLOCK).lay(steps.decode(seqs))
     works = works_of(laid, steps.BLOCK, model)
     packed = Packed(capacity_of(laid, works))
     host = np.zeros(packed.size, dtype=np.int32)
     packed.fill(laid, works, host)
     step = packed.views(torch.from_numpy(host).to(setting.device), model)
-    return step.pieces[None], step.positions
+    return step.pieces[0], step.positions
 
 
 def _peers(

@@ -32,8 +32,7 @@ def _step(setting: Setting, *, cascade: bool) -> list[float]:
     setting.tidy()
     context = sizes.prefix + sizes.own
     decoder = gpu_models.random_decoder(sizes.models[0], device, layers=sizes.layers)
-    packed = decoder.packed_for
-    decoder.packed_for = replace(packed, limits=replace(packed.limits, cascade=cascade))
+    decoder.packed_for = decoder.packed_for.limited(lambda limits: replace(limits, cascade=cascade))
     branches = steps.sequences(sizes.branches, context, decoder.spec.vocab_size, shared=sizes.prefix)
     blocks = steps.blocks_of(sizes.branches, context, sizes.prefix)
     kv = steps.cache_for(decoder.spec, blocks, decoder.dtype, device)

@@ -47,7 +47,9 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     last_keys: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -56,10 +58,13 @@ def attend(
     Args:
         query: (tokens, heads, head_dim), 16 bits; the last two dimensions lie together.
         cache: the layer's keys and values, (2, blocks, block_size, kv_heads, head_dim) of the query's dtype, or codes.
-        pieces: of this step, cut for `window`.
+        pieces: of this step, cut for `window`: a query at position p sees the keys from p - window + 1 on, or, if
+            windows are `chunked`, from the last multiple of the window.
         positions: (tokens,) int32.
         last_keys: (tokens,) int32, the last position that each attends to, where that is not its own for all.
         scale: of the scores; `softcap` c makes of a score s c * tanh(s / c).
+        sinks: (heads,) float32, logits that join the denominators of the softmax and have no values (gpt-oss, OpenAI
+            2025).
         out: the result is written there; made if None.
 
     Returns:
@@ -67,8 +72,9 @@ def attend(
     """
     run = attend_triton if query.is_cuda else attend_torch
     return run(
-        query, cache, pieces, positions, scale=scale, window=window, softcap=softcap, last_keys=last_keys, out=out
-    )
+        query, cache, pieces, positions, scale=scale, window=window, chunked=chunked, softcap=softcap, sinks=sinks,
+        last_keys=last_keys, out=out,
+    )  # fmt: skip
 
 
 def attend_torch(
@@ -79,7 +85,9 @@ def attend_torch(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     last_keys: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -112,11 +120,14 @@ def attend_torch(
                     scores = torch.tanh(scores / softcap) * softcap
                 hidden = places > (positions if last_keys is None else last_keys)[token]
                 if window is not None:
-                    hidden |= places <= positions[token] - window
+                    position = positions[token]
+                    hidden |= places < (position - position % window if chunked else position - window + 1)
                 scores = scores.masked_fill(hidden, -torch.inf)
                 weights = scores.logsumexp(-1)  # (kv_heads, group)
                 found = torch.where(hidden, 0.0, (scores - weights.unsqueeze(-1)).exp()) @ values
                 if piece[SLOT] < 0:
+                    if sinks is not None:
+                        found = found * torch.sigmoid(weights - sinks.view(weights.shape)).unsqueeze(-1)
                     out[token] = found.view(query.shape[1:]).to(out.dtype)
                 else:
                     pieces.parts[piece[SLOT] + i] = found.reshape(query.shape[1:]).nan_to_num()
@@ -125,7 +136,10 @@ def attend_torch(
     for i, token in enumerate(pieces.merged.tolist()):
         some = pieces.of_token[starts[i] : starts[i + 1]].long()
         if len(some):
-            shares = torch.softmax(pieces.part_weights[some] / LOG2E, 0)
+            weights = pieces.part_weights[some] / LOG2E
+            if sinks is not None:
+                weights = torch.cat([weights, sinks[None]])
+            shares = torch.softmax(weights, 0)[: len(some)]
             out[token] = (shares.unsqueeze(-1) * pieces.parts[some]).sum(0).to(out.dtype)
     return out
 
@@ -145,7 +159,9 @@ def attend_triton(
     *,
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     last_keys: Tensor | None = None,
     out: Tensor | None = None,
     shapes: Mapping[int, Sequence[int]] | None = None,
@@ -174,6 +190,7 @@ def attend_triton(
             codes[1],
             None if scales is None else scales[0],
             None if scales is None else scales[1],
+            sinks,
             each,
             pieces.order,
             positions,
@@ -196,6 +213,7 @@ def attend_triton(
             rows=shape.rows,
             tile=shape.tile,
             windowed=window is not None,
+            chunked=chunked and window is not None,
             capped=softcap is not None,
             quantized=scales is not None,
             fp8=codes.dtype == torch.uint8,
@@ -209,6 +227,7 @@ def attend_triton(
             out,
             pieces.parts,
             pieces.part_weights,
+            sinks,
             pieces.merged,
             pieces.starts,
             pieces.of_token,

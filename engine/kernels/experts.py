@@ -8,7 +8,7 @@ put, in 16 bits or in 8 or 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,34 +17,36 @@ from torch.nn import functional as F
 
 from engine.kernels.gated import gated_torch
 from engine.kernels.quantized import QuantizedWeight, dequantize
-from engine.model.mlp.experts import routed
-from engine.model.model_spec import Activation, Experts
+from engine.model.mlp.experts import clamped_swiglu, routed
+from engine.model.model_spec import Activation, ClampedSwiGLU, Experts
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRouter:
     """The router of a layer. `weight` is (experts, hidden), of x's type where that holds it exactly, else float32;
     with a `gated` shared expert one row more, of its gate. Biases are (experts,) float32: `bias` is added to the
-    scores, `selection_bias` to those that experts are chosen by."""
+    scores, `selection_bias` to those that experts are chosen by; `factors` multiply the weights."""
 
     weight: Tensor
     bias: Tensor | None = None
     selection_bias: Tensor | None = None
+    factors: Tensor | None = None  # (experts,) float32
     shared: bool = False  # an expert that every token takes, after its chosen ones, with a weight of 1
     gated: bool = False  # or of the sigmoid of the last row's score
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A projection of all experts of a layer, (out, in) each, of one form, without biases; made by `expert_weights`.
+    """A projection of all experts of a layer, (out, in) each, of one form; made by `expert_weights`.
 
     `tables` has the addresses of their parts, (experts,) int64 each: of weights in 16 bits the weight alone, else
-    `QuantizedWeight`'s packed words, scales and minimums.
+    `QuantizedWeight`'s packed words, scales and minimums. `bias` is (experts, out).
     """
 
     weights: tuple[Tensor, ...] | tuple[QuantizedWeight, ...]
     tables: tuple[Tensor, ...]
     shape: tuple[int, int]
+    bias: Tensor | None = None
 
     def parts(self) -> tuple[Tensor, ...]:
         """Returns the first expert's parts, in the tables' order: all experts' are of one size."""
@@ -59,10 +61,13 @@ def parts_of(weight: Tensor | QuantizedWeight) -> tuple[Tensor, ...]:
 
 
 def expert_weights(
-    weights: Sequence[Tensor | QuantizedWeight], dtype: torch.dtype, device: torch.device | None = None
+    weights: Sequence[Tensor | QuantizedWeight],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    biases: Sequence[Tensor] = (),
 ) -> ExpertWeights:
     """Returns the projections of a layer's experts for the kernels on `device` (the weights' own), where they lie, if
-    they are contiguous.
+    they are contiguous. `biases`, (out,) each, are copied: they are of all experts or of none.
 
     Quantised ones of several forms, as a checkpoint may have them, become weights of `dtype`; scales of several types
     become float32.
@@ -78,7 +83,7 @@ def expert_weights(
         made = tuple(each.to(dtype).contiguous() for each in dense)
         shape = made[0].shape[0], made[0].shape[1]
     tables = (_addresses(parts, device) for parts in zip(*map(parts_of, made), strict=True))
-    return ExpertWeights(made, tuple(tables), shape)
+    return ExpertWeights(made, tuple(tables), shape, torch.stack(list(biases)) if biases else None)
 
 
 def alike(weights: Sequence[Tensor | QuantizedWeight]) -> bool:
@@ -121,9 +126,10 @@ def mix(
     down: ExpertWeights,
     weights: Tensor,
     chosen: Tensor,
-    activation: Activation,
+    activation: Activation | ClampedSwiGLU,
     *,
     shared: Tensor | None = None,
+    scaled_inputs: bool = False,
     invariant: bool = False,
     admit: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
@@ -131,7 +137,8 @@ def mix(
 
     Args:
         x: (tokens, hidden), of 16 or 32 bits, the last dimension contiguous.
-        gate_up: (2 * intermediate, hidden) of each expert, gates above ups; `down` is (hidden, intermediate).
+        gate_up: (2 * intermediate, hidden) of each expert, gates above ups; `down` is (hidden, intermediate). With
+            `scaled_inputs` the weights multiply what an expert reads, not what it returns, and neither has biases.
         weights: of the experts and of the shared one, as `route` returns them, with their numbers in `chosen`.
         shared: the shared expert's output, (tokens, hidden) of x's type.
         invariant: a token's result has the same bits in any batch.
@@ -142,13 +149,18 @@ def mix(
         (tokens, hidden) of x's type. An expert's output is rounded to that before it is summed in float32.
     """
     run = mix_triton if x.is_cuda else mix_torch
-    return run(x, gate_up, down, weights, chosen, activation, shared=shared, invariant=invariant, admit=admit)
+    return run(
+        x, gate_up, down, weights, chosen, activation, shared=shared, scaled_inputs=scaled_inputs, invariant=invariant,
+        admit=admit,
+    )  # fmt: skip
 
 
 def route_torch(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, Tensor]:
     """The torch reference. See `route`."""
     weight = router.weight.float()
     weights, chosen = routed(of, F.linear(x.float(), weight[: of.count], router.bias), router.selection_bias)
+    if router.factors is not None:
+        weights = weights * router.factors[chosen]
     if router.gated:
         weights = torch.cat([weights, F.linear(x.float(), weight[of.count :]).sigmoid()], 1)
     elif router.shared:
@@ -162,9 +174,10 @@ def mix_torch(
     down: ExpertWeights,
     weights: Tensor,
     chosen: Tensor,
-    activation: Activation,
+    activation: Activation | ClampedSwiGLU,
     *,
     shared: Tensor | None = None,
+    scaled_inputs: bool = False,
     invariant: bool = False,
     admit: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
@@ -173,17 +186,27 @@ def mix_torch(
     made = x.new_empty(chosen.numel(), down.shape[0])
     for number in chosen.unique().tolist():
         pairs = (chosen.flatten() == number).nonzero().squeeze(1)
-        opened = gated_torch(x[pairs // per_token].float() @ _wide(gate_up, number).T, activation)
-        made[pairs] = (opened.to(x.dtype).float() @ _wide(down, number).T).to(x.dtype)
-    out = (made.view(*chosen.shape, -1).float() * weights[:, :per_token, None]).sum(1)
+        read = x[pairs // per_token].float()
+        if scaled_inputs:
+            read = read * weights[:, :per_token].flatten()[pairs, None]
+        both = _multiplied(read, gate_up, number)
+        if isinstance(activation, ClampedSwiGLU):
+            gate, up = both.chunk(2, -1)
+            opened = clamped_swiglu(gate, up, activation)
+        else:
+            opened = gated_torch(both, activation)
+        made[pairs] = _multiplied(opened.to(x.dtype).float(), down, number).to(x.dtype)
+    each = made.view(*chosen.shape, -1).float()
+    out = (each if scaled_inputs else each * weights[:, :per_token, None]).sum(1)
     if shared is not None:
         out += shared.float() * weights[:, per_token:]
     return out.to(x.dtype)
 
 
-def _wide(weights: ExpertWeights, number: int) -> Tensor:
-    weight = weights.weights[number]
-    return dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.float()
+def _multiplied(x: Tensor, of: ExpertWeights, number: int) -> Tensor:
+    weight = of.weights[number]
+    wide = dequantize(weight) if isinstance(weight, QuantizedWeight) else weight.float()
+    return F.linear(x, wide, None if of.bias is None else of.bias[number].float())
 
 
 def route_triton(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, Tensor]:
@@ -209,7 +232,7 @@ def route_triton(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, 
     )
     groups = of.groups
     kernels.route_kernel[(tokens,)](
-        *(parts, router.bias, router.selection_bias, weights, chosen, tokens, of.count, rows),
+        *(parts, router.bias, router.selection_bias, router.factors, weights, chosen, tokens, of.count, rows),
         of.min_weight,
         of.scaling,
         splits=kernels.ROUTER_SPLITS,
@@ -222,6 +245,7 @@ def route_triton(x: Tensor, router: ExpertRouter, of: Experts) -> tuple[Tensor, 
         groups_per_token=1 if groups is None else groups.per_token,
         summed=1 if groups is None else groups.summed,
         shared=2 if router.gated else int(router.shared),
+        by_logits=of.scaled_inputs,
         num_warps=1 if of.count <= 256 else 4,
     )
     return weights, chosen
@@ -233,9 +257,10 @@ def mix_triton(
     down: ExpertWeights,
     weights: Tensor,
     chosen: Tensor,
-    activation: Activation,
+    activation: Activation | ClampedSwiGLU,
     *,
     shared: Tensor | None = None,
+    scaled_inputs: bool = False,
     invariant: bool = False,
     admit: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
@@ -254,10 +279,15 @@ def mix_triton(
         admit(starts)
     made = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
     opened = torch.empty(pairs, down.shape[1], dtype=x.dtype, device=x.device)
-    _product(x, gate_up, order, starts, opened, per_token, activation, invariant)
-    _product(opened, down, order, starts, made, per_token, None, invariant)
+    gate = activation if isinstance(activation, ClampedSwiGLU) else ClampedSwiGLU(0.0, 0.0)
+    first = {
+        "per_token": per_token, "ways": weights.shape[1],
+        "activation": "clamped" if activation is gate else activation, "alpha": gate.alpha, "limit": gate.limit,
+    }  # fmt: skip
+    _product(x, gate_up, order, starts, opened, invariant, first, weights if scaled_inputs else None)
+    _product(opened, down, order, starts, made, invariant)
     expert_sum_kernel[tokens, -(-hidden // SUM_BLOCK)](
-        made, weights, shared, out, hidden, per_token=per_token, block=SUM_BLOCK
+        made, weights, shared, out, hidden, per_token=per_token, weighted=not scaled_inputs, block=SUM_BLOCK
     )
     return out
 
@@ -268,11 +298,12 @@ def _product(
     order: Tensor,
     starts: Tensor,
     out: Tensor,
-    per_token: int,
-    activation: Activation | None,
     invariant: bool,
+    gate: Mapping[str, object] | None = None,
+    factors: Tensor | None = None,
 ) -> None:
-    """Launches the first product of all experts, with its gate, or the second, which has no `activation`."""
+    """Launches the first product of all experts, with its `gate` and the factors of its inputs, or the second, which
+    has neither."""
     from triton import language as tl
     from triton import next_power_of_2
 
@@ -286,22 +317,16 @@ def _product(
     grid = (blocks, -(-rows // tile.rows))
     common = {
         "block_experts": next_power_of_2(count), "block_tokens": tile.tokens, "block_rows": tile.rows,
-        "num_warps": tile.warps, "num_stages": tile.stages,
+        "num_warps": tile.warps, "num_stages": tile.stages, **(gate or {}),
     }  # fmt: skip
-    if activation is not None:
-        common |= {"per_token": per_token, "activation": activation}
-    sizes = (count, rows, width) if activation is None else (count, rows, width, x.stride(0))
+    before, after = ((), ()) if gate is None else ((factors,), (x.stride(0),))
+    others = (of.bias, *before, order, starts, out, count, rows, width, *after)
     if isinstance(first, QuantizedWeight):
         kinds = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
         minimums = of.tables[2] if first.minimums is not None else None
-        kernel = kernels.quantized_down_kernel if activation is None else kernels.quantized_gate_up_kernel
-        kernel[grid](
-            *(x, *of.tables[:2], minimums, order, starts, out, *sizes),
-            **{"scale_type": kinds[first.scales.dtype], "bits": first.bits, "group": first.group, **common},
-        )
+        kernel = kernels.quantized_down_kernel if gate is None else kernels.quantized_gate_up_kernel
+        form = {"scale_type": kinds[first.scales.dtype], "bits": first.bits, "group": first.group}
+        kernel[grid](x, *of.tables[:2], minimums, *others, **form, **common)
         return
-    kernel = kernels.expert_down_kernel if activation is None else kernels.expert_gate_up_kernel
-    kernel[grid](
-        *(x, of.tables[0], order, starts, out, *sizes),
-        **{"block_width": tile.width, "whole": width % tile.width == 0, **common},
-    )
+    kernel = kernels.expert_down_kernel if gate is None else kernels.expert_gate_up_kernel
+    kernel[grid](x, of.tables[0], *others, block_width=tile.width, whole=width % tile.width == 0, **common)

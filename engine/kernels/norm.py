@@ -1,4 +1,4 @@
-"""RMS normalisation with the residual sum before it, in one pass over the hidden states."""
+"""RMSNorm, or LayerNorm, with the residual sum before it, in one pass over the hidden states."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019); `weight` is float32, (hidden,)."""
+    """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019); `weight` is float32, (hidden,). With
+    `centred` x is less its mean first: LayerNorm (Ba et al. 2016) without a bias."""
 
     weight: Tensor
     eps: float
+    centred: bool = False
 
 
 def add_and_norm(
@@ -42,6 +44,8 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     """The torch reference of the norm alone, in float32. The weight may be (heads, head_dim), for x (tokens, heads,
     head_dim)."""
     wide = x.float()
+    if norm.centred:
+        wide = wide - wide.mean(-1, keepdim=True)
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps) * norm.weight
 
 
@@ -68,6 +72,8 @@ def add_and_norm_triton(
         0.0 if norm is None else norm.eps,
         0.0 if delta_norm is None else delta_norm.eps,
         multiplier,
+        centred=norm is not None and norm.centred,
+        delta_centred=delta_norm is not None and delta_norm.centred,
         block=block,
         num_warps=warps,
     )

@@ -6,6 +6,8 @@ Components that rotate together are neighbours (see `engine.model.layers.interle
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,21 +23,28 @@ def place(
     *,
     rotation: Tensor | None = None,
     norm: Norm | None = None,
+    query_scale: Tensor | None = None,
+    has_kv: bool = True,
 ) -> Tensor:
     """Finishes queries in place, and writes keys and values to their slots.
 
     Args:
-        joined: (tokens, (heads + 2 * kv_heads) * head_dim): queries, keys and values of each token.
+        joined: (tokens, (heads + 2 * kv_heads) * head_dim): queries, keys and values of each token; the queries alone
+            of a layer that reads those of an earlier one, without `has_kv`.
         cache: the layer's, (2, blocks, block_size, kv_heads, head_dim).
         slots: (tokens,) int32, `block * block_size + offset`.
         rotation: (tokens, head_dim / 2, 2) float32, cosine and sine; None for a layer without positions.
-        norm: of each head of queries and keys; its weight is (heads + kv_heads, head_dim).
+        norm: of each head of queries and keys; its weight is (heads + kv_heads, head_dim), or has as many rows more as
+            values are normalised, too.
+        query_scale: (tokens,) float32, a factor of each token's queries; None: 1.
 
     Returns:
         The queries, (tokens, heads, head_dim): a view of `joined`.
     """
     run = place_triton if joined.is_cuda else place_torch
-    return run(joined, heads, cache, slots, rotation=rotation, norm=norm)
+    return run(
+        joined, heads, cache, slots, rotation=rotation, norm=norm, query_scale=query_scale, has_kv=has_kv
+    )  # fmt: skip
 
 
 def place_torch(
@@ -46,17 +55,27 @@ def place_torch(
     *,
     rotation: Tensor | None = None,
     norm: Norm | None = None,
+    query_scale: Tensor | None = None,
+    has_kv: bool = True,
 ) -> Tensor:
     """The torch reference. See `place`."""
     kv_heads, width = cache.shape[3:]
     qkv = joined.view(len(joined), -1, width)
+    if norm is not None:
+        own = qkv[:, : len(norm.weight)]
+        values = own[:, heads + kv_heads :]
+        values.copy_(normed(values, replace(norm, weight=norm.weight[heads + kv_heads :])))
     turned = qkv[:, : heads + kv_heads].float()
     if norm is not None:
-        turned = normed(turned, norm)
+        turned = normed(turned, replace(norm, weight=norm.weight[: heads + kv_heads]))
     if rotation is not None:
         pairs = torch.view_as_complex(turned.unflatten(-1, (-1, 2)).contiguous())
         turned = torch.view_as_real(pairs * torch.view_as_complex(rotation).unsqueeze(1)).flatten(-2)
+    if query_scale is not None:
+        turned[:, :heads] *= query_scale[:, None, None]
     qkv[:, : heads + kv_heads] = turned.to(joined.dtype)
+    if not has_kv:
+        return qkv[:, :heads]
     new = qkv[:, heads:].unflatten(1, (2, kv_heads)).transpose(0, 1)
     if isinstance(cache, QuantizedLayer):
         cache.store(slots.long(), torch.cat([turned[:, heads:], qkv[:, heads + kv_heads :].float()], 1)
@@ -74,6 +93,8 @@ def place_triton(
     *,
     rotation: Tensor | None = None,
     norm: Norm | None = None,
+    query_scale: Tensor | None = None,
+    has_kv: bool = True,
 ) -> Tensor:
     """The kernel. See `place`."""
     from engine.kernels.gpu.qkv import place_kernel, shape_for
@@ -83,7 +104,7 @@ def place_triton(
     tokens, (kv_heads, width) = len(joined), codes.shape[3:]
     if tokens:
         padded, block, warps = shape_for(width)
-        place_kernel[-(-tokens // block), heads + 2 * kv_heads](
+        place_kernel[-(-tokens // block), heads + 2 * kv_heads * has_kv](
             joined,
             codes[0],
             codes[1],
@@ -92,6 +113,7 @@ def place_triton(
             slots,
             rotation,
             None if norm is None else norm.weight,
+            query_scale,
             tokens,
             joined.stride(0),
             0.0 if norm is None else norm.eps,
@@ -99,6 +121,8 @@ def place_triton(
             kv_heads=kv_heads,
             width=width,
             padded=padded,
+            normed=0 if norm is None else len(norm.weight),
+            centred=norm is not None and norm.centred,
             block=block,
             coding="none" if scales is None else "fp8" if codes.dtype == torch.uint8 else "int8",
             num_warps=warps,

@@ -35,7 +35,8 @@ class WorkLimits:
 
     `group_heads` query heads share a K/V head; `large_tile` is the number of rows (queries times those heads) of a
     large piece, `pieces` the number that keeps the device busy. With `fixed_keys`, pieces are cut after so many keys in
-    every step: then a row is summed up in the same order in every batch.
+    every step: then a row is summed up in the same order in every batch. Windows that are `chunked` begin at their last
+    multiple, and not at so many keys before the query.
     """
 
     group_heads: int
@@ -43,6 +44,12 @@ class WorkLimits:
     large_tile: int = 64
     fixed_keys: int | None = None
     cascade: bool = True
+    chunked: bool = False
+
+    def first_tile(self, positions: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+        """Returns where the tile of keys begins in which a window's first key of each query lies."""
+        first = positions - positions % window if self.chunked else np.maximum(0, positions - window + 1)
+        return first // TILE_KEYS * TILE_KEYS
 
     @property
     def small_queries(self) -> int:
@@ -72,6 +79,7 @@ class AttentionWork:
     slots: int
     small_rows: Ints
     large_rows: Ints
+    table: int = 0  # as `Rows`
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +94,16 @@ class Rows:
     # the table; the row's context where there are none
     branches: tuple[Sequence[int], NDArray[np.int64]] | None = None
     last_keys: NDArray[np.int64] | None = None  # (tokens,) the last position that each attends to; None: its own
+    table: int = 0  # the K/V group of the tables: on the device their blocks come after those of as many others
 
     def listed(self) -> tuple[Ints, NDArray[np.int64]]:
-        """Returns all tables' blocks one after the other, and the offset of each row's first. With branches, before a
-        row's blocks are the position where its own slots begin and the number of the blocks, and after them the
-        slots."""
+        """Returns all tables' blocks one after the other, and the offset of each row's first among those of all K/V
+        groups. With branches, before a row's blocks are the position where its own slots begin and the number of the
+        blocks, and after them the slots."""
+        blocks, offsets = self._listed()
+        return blocks, offsets + self.table * len(blocks)
+
+    def _listed(self) -> tuple[Ints, NDArray[np.int64]]:
         counts = -(-self.contexts // self.block_size)
         if self.branches is not None:
             parts = [
@@ -109,7 +122,8 @@ class Rows:
 
 
 def cut(rows: Rows, limits: WorkLimits, window: int | None = None) -> AttentionWork:
-    """Cuts the pieces of a step. A window of w lets the query at position p see the keys p - w + 1 to p.
+    """Cuts the pieces of a step. A window of w lets the query at position p see the keys p - w + 1 to p, or, where
+    windows are chunks, those from the last multiple of w.
 
     Queries of a row follow one another and end at its context.
     """
@@ -130,7 +144,7 @@ def cut(rows: Rows, limits: WorkLimits, window: int | None = None) -> AttentionW
     else:
         begin = np.zeros(len(decodes), dtype=np.int64)
         if window is not None:
-            begin = np.maximum(0, rows.contexts[decodes] - window) // TILE_KEYS * TILE_KEYS
+            begin = limits.first_tile(rows.contexts[decodes] - 1, window)
     if len(decodes):
         few = np.zeros((len(decodes), COLUMNS), dtype=np.int64)
         few[:, FIRST_QUERY] = rows.starts[decodes]
@@ -172,7 +186,7 @@ def _prompts(rows: Rows, some: NDArray[np.int64], limits: WorkLimits, window: in
         tiles[:, QUERIES] = until - at
         tiles[:, TABLE] = row
         if window is not None:
-            tiles[:, FIRST_KEY] = np.maximum(0, at + position - window + 1) // TILE_KEYS * TILE_KEYS
+            tiles[:, FIRST_KEY] = limits.first_tile(at + position, window)
         tiles[:, END_KEY] = until + position
         if rows.last_keys is not None:
             tiles[:, END_KEY] = 1 + np.maximum.reduceat(rows.last_keys[first:end], at - first)
@@ -272,4 +286,5 @@ def _divided(tasks: NDArray[np.int64], rows: Rows, order: NDArray[np.int64], lim
         slots=int(taken.sum()),
         small_rows=table_rows[~large],
         large_rows=table_rows[large],
+        table=rows.table,
     )

@@ -60,8 +60,9 @@ def left_for_kv(decoder: Decoder, device: torch.device, *, batch_tokens: int, ro
     `max_len` is the length of the longest context: attention that is split alike in every batch has parts for all of
     it.
     """
-    spec, fixed = decoder.spec, decoder.packed_for.limits.fixed_keys
-    parts = 0 if fixed is None else 4 * batch_tokens * -(-max_len // fixed) * spec.heads * (spec.head_dim + 1)
+    spec, fixed = decoder.spec, decoder.packed_for.fixed_keys
+    widest = max(kind.head_dim for kind in decoder.packed_for.kinds)
+    parts = 0 if fixed is None else 4 * batch_tokens * -(-max_len // fixed) * spec.heads * (widest + 1)
     block_size = 16
     kv = KVCache.of(spec, 1, block_size, decoder.dtype, device)
     order = torch.arange(batch_tokens, device=device)

@@ -25,7 +25,7 @@ from engine.model.adapters.peft_checkpoint import Adapter, projections, read_ada
 from engine.model.adapters.resident import StackedAdapters, stacked_bytes
 from engine.model.attention import AttentionPlan, Scratch
 from engine.model.batch import Batch, Features, KVCache
-from engine.model.gpu_batch import DeviceStep, PackedModel, limits_for, step_of
+from engine.model.gpu_batch import DeviceStep, PackedModel, step_of
 from engine.model.layers import ACTIVATIONS, LatentProjections, Layer, LayerReader
 from engine.model.linear import Packing
 from engine.model.loader import Weights
@@ -102,19 +102,13 @@ class Decoder:
         self.lm_head, self.pack, self.packing = read.head(self._embedding), packing.plain, packing
         self._cpu = native_layers.CpuLayers(spec, self._layers) if tiled and not spec.torch_layers else None
         self._gpu = gpu_layers.GpuLayers(spec, self._layers, dtype, device, deterministic) if on_gpu else None
-        windows = tuple(dict.fromkeys(window for each in self._windows.values() for window in each))
-        limits = limits_for(spec, device, deterministic=deterministic)
-        self.packed_for = PackedModel(windows, spec.heads, spec.head_dim, limits)
+        self.packed_for = PackedModel.of(spec, device, deterministic=deterministic)
 
     @property
     def native(self) -> bool:
-        """Returns whether the C++ kernels run its layers."""
+        """Returns whether the C++ kernels run all of it: a token's bits then depend on its sequence alone, but see
+        `native_layers.invariant`."""
         return self._cpu is not None
-
-    @property
-    def tiled(self) -> bool:
-        """Returns whether they run all of it: a token's bits then depend on its sequence alone."""
-        return self._cpu is not None and self.spec.experts is None
 
     @property
     def image_token(self) -> int:
@@ -210,12 +204,9 @@ class Decoder:
     def _run_on_gpu(self, step: DeviceStep, kv: KVCache | QuantizedCache, features: Features | None) -> Tensor:
         assert self._gpu is not None, "on_gpu was not asked"
         x = self.embed(step.token_ids, features)
-        rotations = {
-            rope: torch.view_as_real(rotation.at(step.positions)).squeeze(1)
-            for rope, rotation in self.rotations.items()
-        }
         layers = self._adapted(*step.adapters) if step.adapters else None
-        self._gpu.run(x, step, kv.layers(), rotations, layers)
+        inputs = None if self._inputs is None else self._inputs(step.token_ids, x)
+        self._gpu.run(x, step, kv.layers(), self.rotations, layers, inputs)
         return x
 
     def embed(self, token_ids: Tensor, features: Features | None = None) -> Tensor:
@@ -227,14 +218,15 @@ class Decoder:
 
     def _run(self, batch: Batch, kv: KVCache | QuantizedCache) -> Tensor:
         if self._gpu is not None:
-            return self._run_on_gpu(step_of(batch, kv.block_size, self.packed_for, self.device), kv, batch.features)
+            step = step_of(batch, kv.block_size, self.packed_for.grouped(kv.groups), self.device)
+            return self._run_on_gpu(step, kv, batch.features)
         x = self.embed(batch.token_ids, batch.features)
         if self._cpu is not None:
             assert isinstance(kv, KVCache) or kv.coding == "int4", (
                 "the CPU's own kernels read no K/V of 8 bits; such a decoder is loaded with kernels='torch'"
             )
             assert not isinstance(self._adapters, StackedAdapters)
-            self._cpu.run(x, batch, kv, *self._rotations_at(batch), self._mix, self._adapters)
+            self._cpu.run(x, batch, kv, *self._rotations_at(batch), self._adapters)
             return x
         inputs = None if self._inputs is None else self._inputs(batch.token_ids, x)
         self.run_layers(self._adapted(batch.adapters, batch.query_starts), x, batch, kv, inputs)
@@ -424,9 +416,6 @@ class Decoder:
         if layer.mlp_post_norm is not None:
             out = layer.mlp_post_norm(out)
         x.add_(out, alpha=self.spec.residual_multiplier * self.spec.mlp_multiplier)
-
-    def _mix(self, layer: Layer, x: Tensor) -> None:
-        self._mlp(layer, x, x if layer.mlp_pre_norm is None else layer.mlp_pre_norm(x))
 
     def _gated(self, x: Tensor, mlp: Layer | Expert) -> Tensor:
         if not self.spec.gated_mlp:

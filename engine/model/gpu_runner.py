@@ -29,6 +29,7 @@ from engine.model.gpu_batch import (
     DeviceStep,
     Packed,
     Parts,
+    blocks_of,
     capacity_of,
     decode_shapes,
     draft_shape,
@@ -160,16 +161,14 @@ class GpuRunner:
         self._decoder = decoder
         self._kv = kv
         self._device = device
-        self._batching = Batching(kv.block_size, device, images, decoder.image_token)
-        model = decoder.packed_for
-        self._model = (
-            replace(model, limits=limits_for_quantized(model.limits)) if isinstance(kv, QuantizedCache) else model
-        )
+        self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
+        model = decoder.packed_for.grouped(kv.groups)
+        self._model = model.limited(limits_for_quantized) if isinstance(kv, QuantizedCache) else model
         self._cutter = Cutter(self._model, kv.block_size)
         self._staging = Staging(device)
         self._graphs: list[_RecordedGraph] = []
         pool = Pool(device)
-        shape = (model.windows, self._model.limits, max_blocks)
+        shape = (self._model.kinds, max_blocks)
         shapes = [(each, False) for rows in graph_sizes(max_rows) for each in decode_shapes(rows, *shape)]
         for tokens in draft_sizes(max_rows, draft_width) if draft_width > 1 else ():
             kinds = (False, True) if trees else (False,)
@@ -228,9 +227,10 @@ class GpuRunner:
         reads = tokens > len(laid.contexts) and (layerwise or 2 * len(laid.wanted) < tokens)
         if reads or laid.images[0] or laid.adapters or laid.last_keys is not None:
             return None
+        blocks = len(blocks_of(works))
         for graph in self._graphs:
             capacity = graph.packed.capacity
-            fits = capacity.tokens >= tokens and graph.branched == branched and len(works[0].blocks) <= capacity.blocks
+            fits = capacity.tokens >= tokens and graph.branched == branched and blocks <= capacity.blocks
             if fits and all(has.holds(work) for has, work in zip(capacity.work, works, strict=True)):
                 return graph
         return None
@@ -239,7 +239,7 @@ class GpuRunner:
         memory = torch.zeros(packed.size, dtype=torch.int32, device=self._device)
         step = packed.views(memory, self._model, self._parts, branched=branched)
         every = torch.arange(packed.capacity.tokens, dtype=torch.int32, device=self._device)
-        whole = DeviceStep(step.token_ids, step.positions, step.slots, every, step.pieces)
+        whole = replace(step, logits_at=every)
         out = self._logits[: packed.capacity.tokens]
         recorded = Recorded(lambda: self._decoder.forward_step(whole, self._kv, out), self._device, pool)
         return _RecordedGraph(packed, branched, memory, step.token_ids, step.logits_at, recorded)

@@ -222,9 +222,13 @@ def needs_of(config: EngineConfig) -> Needs:
 def kv_groups(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_len: int
 ) -> KVGroups | None:
-    """Returns the K/V groups of a model; None where one table serves all layers, as on the Triton kernels, and of
-    pipeline stages, whose layers would be grouped otherwise than those of others."""
-    if config.pipeline_parallel_size > 1 or gpu_layers.chosen(spec, dtype, device, config.kernels):
+    """Returns the K/V groups of a model; None where one table serves all layers, as of pipeline stages, whose layers
+    would be grouped otherwise than those of others, and on the Triton kernels where K/V is sent to other engines or
+    token trees may be verified, which want one."""
+    one_table = config.kv_transfer is not None or config.speculation not in (None, "off")
+    if one_table and gpu_layers.chosen(spec, dtype, device, config.kernels):
+        return None
+    if config.pipeline_parallel_size > 1:
         return None
     whole = 0 if spec.vision is None else spec.vision.whole_tokens  # an image is in one step, however long
     return KVGroups.of(spec, config.block_size, max_len, max(config.step_tokens, whole))

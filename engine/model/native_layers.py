@@ -27,6 +27,7 @@ from engine.kernels.cpu.binding import (
     MixtureStruct,
     ModelStruct,
     NativeLinear,
+    RouterStruct,
     StepStruct,
     TiledWeight,
     WeightStruct,
@@ -40,7 +41,7 @@ from engine.model.batch import Batch, KVCache
 from engine.model.layers import Layer, RMSNorm
 from engine.model.linear import Dense, Packing, multiplies_int8, pack, pack_int8
 from engine.model.mlp.experts import RoutedExperts
-from engine.model.model_spec import GatedDelta, ModelSpec, Rope
+from engine.model.model_spec import Experts, GatedDelta, ModelSpec, Rope
 from engine.model.quantization.quantized_weight import AffineWeight, round_to_nearest
 
 INT4_GROUP = 32  # columns of a scale
@@ -168,7 +169,7 @@ def pack_affine(weight: AffineWeight, bias: Tensor | None, *, gated: bool = Fals
 
 
 class CpuExperts:
-    """The experts of a layer, and its shared one, in one call."""
+    """The experts of a layer, and its shared one, in one call, and their routing."""
 
     def __init__(self, spec: ModelSpec, mixture: RoutedExperts) -> None:
         library = kernels.library()
@@ -176,10 +177,12 @@ class CpuExperts:
         self._library = library
         shared = () if mixture.shared is None else (mixture.shared,)
         self._experts = (*mixture.experts, *shared)  # they own the memory
+        self._scores = mixture
         linears = ((cast(NativeLinear, each.gate_up), cast(NativeLinear, each.down)) for each in self._experts)
         structs = (ExpertStruct(gate_up.struct, down.struct) for gate_up, down in linears)
         every = (ExpertStruct * len(self._experts))(*structs)
-        self._mixture = MixtureStruct(len(every), spec.hidden_size, _GATED[spec.activation], every)
+        router = _router(cast(Experts, spec.experts), mixture)
+        self.struct = MixtureStruct(len(every), spec.hidden_size, _GATED[spec.activation], every, router)
 
     def __call__(self, x: Tensor, counts: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
         """Returns the weighted sum of each token's experts, (tokens, hidden) float32.
@@ -191,29 +194,51 @@ class CpuExperts:
         """
         x, out = x.contiguous(), torch.empty(x.shape)
         starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-        code = self._library.ponder_experts(
-            ctypes.byref(self._mixture),
-            ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_int64(len(x)),
-            *(ctypes.c_void_p(each.data_ptr()) for each in (starts, tokens, weights, out)),
-            ctypes.c_int(torch.get_num_threads()),
-        )
-        if code:
+        of = (ctypes.c_void_p(each.data_ptr()) for each in (starts, tokens, weights, out))
+        return self._called(self._library.ponder_experts, x, out, *of)
+
+    def mix(self, x: Tensor) -> Tensor:
+        """Routes each token of `x` (tokens, hidden) bfloat16, and returns the sums as above."""
+        x, out = x.contiguous(), torch.empty(x.shape)
+        return self._called(self._library.ponder_mixture, x, out, ctypes.c_void_p(out.data_ptr()))
+
+    def _called(self, call: Callable[..., int], x: Tensor, out: Tensor, *pointers: ctypes.c_void_p) -> Tensor:
+        rows = ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(len(x))
+        if call(ctypes.byref(self.struct), *rows, *pointers, ctypes.c_int(torch.get_num_threads())):
             raise MemoryError("No memory for the activations of a step.")
         return out
 
 
+def _router(of: Experts, mixture: RoutedExperts) -> RouterStruct:
+    weights = mixture.router, mixture.router_bias, mixture.selection_bias, mixture.shared_gate
+    groups = (0, 0, 0) if of.groups is None else (of.groups.count, of.groups.per_token, of.groups.summed)
+    numbers = (of.count, of.per_token, of.scores == "sigmoid", of.normalised)
+    return RouterStruct(*map(pointer, weights), *numbers, *groups, of.scaling, of.min_weight)
+
+
+def _routes(of: Experts, count: int) -> bool:
+    """Returns whether the kernels choose these `count` experts: not those of one rank, nor where weights are made of
+    more than the router's scores."""
+    groups = of.groups
+    if count != of.count:
+        return False
+    enough = groups is None or groups.per_token * (of.count // groups.count) >= of.per_token
+    return enough and not (of.scaled_inputs or of.weight_scales or of.beside_mlp or of.latent_size)
+
+
 def with_experts(spec: ModelSpec, layers: Sequence[Layer]) -> list[Layer]:
     """Returns the layers with each one's experts in one call."""
-    mixtures = ((layer, layer.mixture) for layer in layers)
-    return [
-        layer if mixture is None else replace(layer, mixture=replace(mixture, run=CpuExperts(spec, mixture)))
-        for layer, mixture in mixtures
-    ]
+
+    def native(mixture: RoutedExperts) -> RoutedExperts:
+        experts = CpuExperts(spec, mixture)
+        routes = _routes(cast(Experts, spec.experts), len(mixture.experts))
+        return replace(mixture, run=experts, mix=experts.mix if routes else None)
+
+    return [layer if layer.mixture is None else replace(layer, mixture=native(layer.mixture)) for layer in layers]
 
 
 class CpuLayers:
-    """The layers, which were packed with `packing`. Of those with experts, attention; their routing is torch's."""
+    """The layers, which were packed with `packing`, and those of experts passed through `with_experts`."""
 
     def __init__(self, spec: ModelSpec, layers: Sequence[Layer]) -> None:
         library = kernels.library()
@@ -242,6 +267,12 @@ class CpuLayers:
         linears = (layer.qkv, layer.o) if layer.mixture else (layer.qkv, layer.o, layer.gate_up, layer.down)
         weights = [cast(NativeLinear, weight).struct for weight in linears]
         weights += [WeightStruct()] * (4 - len(weights))
+        mixture = None
+        if layer.mixture is not None:
+            experts = layer.mixture.run
+            assert isinstance(experts, CpuExperts) and layer.mixture.mix is not None, "others are run by torch"
+            assert layer.mlp_post_norm is None, "no family normalises what its experts return"
+            mixture = ctypes.addressof(experts.struct)
         norms: tuple[RMSNorm | None, ...] = (
             *(layer.attention_pre_norm, layer.attention_post_norm, layer.mlp_pre_norm, layer.mlp_post_norm),
             *(layer.qk_norm, layer.q_norm, layer.k_norm),
@@ -249,7 +280,7 @@ class CpuLayers:
         pointers = (None if norm is None else pointer(norm.weight) for norm in norms)
         rotation = -1 if layer.rope is None else self._ropes.index(layer.rope)
         taps = 0 if layer.taps is None else len(layer.taps)
-        return LayerStruct(*weights, *pointers, pointer(layer.taps), layer.window or 0, rotation, taps)
+        return LayerStruct(*weights, mixture, *pointers, pointer(layer.taps), layer.window or 0, rotation, taps)
 
     def run(
         self,
@@ -258,12 +289,10 @@ class CpuLayers:
         kv: KVCache | QuantizedCache,
         rotations: Mapping[Rope, Tensor],
         of_queries: Mapping[Rope, Tensor],
-        mixture: Callable[[Layer, Tensor], None],
         adapters: PackedAdapters | None = None,
     ) -> None:
         """Runs all layers on `states` (tokens, hidden) in place, writing K/V to the cache. Rotations, of keys and of
-        queries, are (tokens, 1, head_dim / 2) complex64. `mixture` adds a layer's experts to the states, and `adapters`
-        has those of the batch's rows."""
+        queries, are (tokens, 1, head_dim / 2) complex64. `adapters` has those of the batch's rows."""
         starts, contexts = torch.tensor(batch.query_starts), torch.tensor(batch.context_lens)
         branches = batch.branches
         begins = None if branches is None else torch.tensor(branches.starts)
@@ -303,18 +332,13 @@ class CpuLayers:
             None if adapters is None else ctypes.addressof(adapters.table),
             pointer(batch.last_keys),
         )
-        first, every, save = 0, len(self._layers), batch.save_kv_layer
-        while first < every:
-            ends = (at + 1 for at in range(first, every) if save is not None or self._layers[at].mixture)
-            last = next(ends, every)
+        save, every = batch.save_kv_layer, len(self._layers)
+        for first, last in [(0, every)] if save is None else zip(range(every), range(1, every + 1), strict=True):
             bounds = ctypes.c_int64(first), ctypes.c_int64(last)
             if self._library.ponder_layers(ctypes.byref(self._model), ctypes.byref(step), *bounds):
                 raise MemoryError("No memory for the activations of a step.")
             if save is not None:
-                save(last - 1)
-            if self._layers[last - 1].mixture:
-                mixture(self._layers[last - 1], states)
-            first = last
+                save(first)
 
     def _of_groups(self, batch: Batch, groups: KVGroups) -> tuple[ctypes.Array[ctypes.c_void_p], ...]:
         """Returns each layer's block tables and slots, of its K/V group."""

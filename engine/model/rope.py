@@ -114,13 +114,16 @@ class Rotation:
         angles = (positions * self._frequencies.double()).remainder(2 * math.pi).float()
         return torch.polar(torch.ones_like(angles), angles)[None, None]
 
+    def growth(self, positions: Tensor) -> Tensor | None:
+        """Returns the factors of queries at `positions`, (tokens,) float32; None unless they grow with position."""
+        if not self._beta:
+            return None
+        return 1 + self._beta * torch.log1p(torch.floor((positions + self._offset) / self._context))
+
     def of_queries(self, at: Tensor, positions: Tensor) -> Tensor:
         """Returns the rotations of queries, given those of keys: the same tensor unless queries grow with position."""
-        if not self._beta:
-            return at
-        return (
-            at * (1 + self._beta * torch.log1p(torch.floor((positions + self._offset) / self._context)))[:, None, None]
-        )
+        growth = self.growth(positions)
+        return at if growth is None else at * growth[:, None, None]
 
 
 def axes_of(rope: Rope, head_dim: int) -> Tensor:

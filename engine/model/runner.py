@@ -290,7 +290,9 @@ class ModelRunner:
     ) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self._decoder = decoder
-        self._tilewise = deterministic and not decoder.tiled  # the CPU's own kernels treat every token by itself anyway
+        self._tilewise = (
+            deterministic and not decoder.native
+        )  # the CPU's own kernels treat every token by itself anyway
         self._kv = kv
         self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
         self._mover = mover

@@ -26,6 +26,7 @@ class WeightStruct(ctypes.Structure):
 class LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, WeightStruct) for name in ("qkv", "o", "gate_up", "down")),
+        ("mixture", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("attention_pre", "attention_post", "mlp_pre", "mlp_post")),
         *((name, ctypes.c_void_p) for name in ("head_norm", "query_norm", "key_norm", "taps")),
         *((name, ctypes.c_int64) for name in ("window", "rotation", "tap_count")),
@@ -72,10 +73,20 @@ class ExpertStruct(ctypes.Structure):
     _fields_ = [("gate_up", WeightStruct), ("down", WeightStruct)]
 
 
+class RouterStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("weight", "bias", "selection_bias", "shared_gate")),
+        *((name, ctypes.c_int64) for name in ("experts", "per_token", "sigmoid", "normalised")),
+        *((name, ctypes.c_int64) for name in ("groups", "groups_per_token", "group_summed")),
+        *((name, ctypes.c_float) for name in ("scaling", "min_weight")),
+    ]
+
+
 class MixtureStruct(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("experts", "hidden", "gated")),
         ("expert", ctypes.POINTER(ExpertStruct)),
+        ("router", RouterStruct),
     ]
 
 

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "attention.h"
-#include "linear.h"
+#include "experts.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -24,6 +24,7 @@ namespace {
 
 struct Layer {
   Weight qkv, o, gate_up, down;  // the last two without tiles: the layer has experts
+  const Mixture* mixture;        // or null
   const float *attention_pre, *attention_post, *mlp_pre, *mlp_post, *head_norm, *query_norm, *key_norm;
   const float* taps;  // (count, hidden) of a short convolution, whose projections are `qkv` and `o`; null: attention
   int64_t window;     // 0: the whole context
@@ -57,22 +58,6 @@ struct Step {
   const int64_t* last_keys;  // as Attention has them
 };
 
-// A gated MLP of a mixture.
-struct Expert {
-  Weight gate_up, down;
-};
-
-struct Mixture {
-  int64_t experts, hidden, gated;
-  const Expert* expert;
-};
-
-// Tokens by the expert that they chose: expert e has entries [starts[e], starts[e + 1]).
-struct Chosen {
-  const int64_t *starts, *tokens;
-  const float* weights;
-};
-
 // Memory for one step's activations. Two engines of a process may compute at once, so each thread has its own.
 struct Scratch {
   char* memory = nullptr;
@@ -103,7 +88,15 @@ PagedLayer cache_of(const Step& step, int64_t layer) {
   return {keys, reinterpret_cast<uint8_t*>(keys) + step.cache_elements, scales, scales + step.scale_elements};
 }
 
-void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed, bf16* rows, bf16* wide, float* sums) {
+// Parts of the scratch memory.
+struct Activations {
+  float* sums;  // of a linear layer whose tokens have adapters; of a mixture
+  bf16 *packed, *rows, *wide;
+  char *choice, *experts;  // of a mixture
+};
+
+void run_layer(const Model& model, int64_t index, const Step& step, const Activations& memory) {
+  bf16 *packed = memory.packed, *rows = memory.rows, *wide = memory.wide;
   const Layer& layer = model.layer[index];
   const int threads = static_cast<int>(step.threads);
   const int64_t tokens = step.tokens, hidden = model.hidden, queries = model.heads * model.width;
@@ -113,7 +106,7 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
   const auto multiply = [&](const bf16* from, const Weight& weight, Place place, const Destination& to) {
     if (step.adapters)
       linear_adapted(from, tokens, weight, to,
-                     {step.updates + index * 4 + place, model.layers * 4, step.adapters, sums}, threads);
+                     {step.updates + index * 4 + place, model.layers * 4, step.adapters, memory.sums}, threads);
     else
       linear(from, tokens, weight, to, threads);
   };
@@ -154,43 +147,22 @@ void run_layer(const Model& model, int64_t index, const Step& step, bf16* packed
   };
   add(packed, layer.o, kO, layer.attention_post);
 
-  if (!layer.down.tiles) return;  // of experts
+  if (layer.mixture) {
+    const bf16* seen = step.states;
+    if (layer.mlp_pre) {
+      norm_rows(step.states, tokens, hidden, layer.mlp_pre, model.eps, model.centred, rows, threads);
+      seen = rows;
+    }
+    const Chosen chosen = route(*layer.mixture, seen, tokens, memory.choice, threads);
+    run_experts(*layer.mixture, seen, tokens, chosen, memory.sums, memory.experts, threads);
+    add_floats(step.states, memory.sums, tokens, hidden, model.residual, threads);
+    return;
+  }
   if (!model.parallel) {
     norm_packed(step.states, tokens, hidden, layer.mlp_pre, model.eps, model.centred, packed, threads);
     open();
   }
   add(wide, layer.down, kDown, layer.mlp_post);
-}
-
-// `to` (tokens, hidden) += each chosen expert's output times its weight, in the experts' order.
-void run_experts(const Mixture& mixture, const bf16* rows, int64_t tokens, const Chosen& chosen, float* to, bf16* gathered,
-                 bf16* packed, bf16* wide, float* sums, int threads) {
-  const int64_t hidden = mixture.hidden;
-  if (tokens == 1) norm_packed(rows, 1, hidden, nullptr, 0.0f, false, packed, threads);
-  for (int64_t index = 0; index < mixture.experts; ++index) {
-    const int64_t first = chosen.starts[index], count = chosen.starts[index + 1] - first;
-    if (count == 0) continue;
-    const Expert& expert = mixture.expert[index];
-    if (tokens > 1) {
-      for (int64_t i = 0; i < count; ++i)
-        std::memcpy(gathered + i * hidden, rows + chosen.tokens[first + i] * hidden, hidden * sizeof(bf16));
-      norm_packed(gathered, count, hidden, nullptr, 0.0f, false, packed, threads);
-    }
-    linear(packed, count, expert.gate_up, {static_cast<Output>(mixture.gated), wide, expert.down.in / 32, 1.0f}, threads);
-    linear(wide, count, expert.down, {Output::kFloats, sums, hidden, 1.0f}, threads);
-    const auto add_rows = [&](int64_t from, int64_t until) {
-      for (int64_t i = from; i < until; ++i) {
-        float* at = to + chosen.tokens[first + i] * hidden;
-        const Floats weight = splat(chosen.weights[first + i]);
-        for (int64_t column = 0; column < hidden; column += 16)
-          store(at + column, fmadd(load(sums + i * hidden + column), weight, load(at + column)));
-      }
-    };
-    if (count * hidden <= 1 << 14)
-      add_rows(0, count);
-    else
-      pool().run(threads, [&](int thread) { add_rows(count * thread / threads, count * (thread + 1) / threads); });
-  }
 }
 
 }  // namespace
@@ -213,27 +185,35 @@ void ponder_pack(const ponder::bf16* weight, int64_t out, int64_t in, ponder::bf
   ponder::pack_weight(weight, out, in, tiles);
 }
 
-// Layers [first, last), the MLP of one with experts left out. 0, or -1 where there is no memory for the activations.
+// Layers [first, last). 0, or -1 where there is no memory for the activations.
 int ponder_layers(const ponder::Model* model, const ponder::Step* step, int64_t first, int64_t last) {
   using namespace ponder;
   const int64_t tokens = (step->tokens + 15) / 16 * 16;
   const int64_t queries = model->heads * model->width, joined = queries + 2 * model->kv_heads * model->width;
+  size_t sums = 0, choice = 0, experts = 0;
   bool convolves = false;
-  for (int64_t i = 0; i < model->layers; ++i) convolves |= model->layer[i].taps != nullptr;
+  for (int64_t i = 0; i < model->layers; ++i) {
+    const Layer& layer = model->layer[i];
+    convolves |= layer.taps != nullptr;
+    if (layer.mixture) {
+      sums = std::max<size_t>(sums, tokens * model->hidden);
+      choice = std::max(choice, choice_bytes(*layer.mixture, step->tokens, static_cast<int>(step->threads)));
+      experts = std::max(experts, experts_bytes(*layer.mixture, step->tokens));
+    }
+    if (step->adapters)
+      for (const Weight* weight = &layer.qkv; weight <= &layer.down; ++weight)
+        sums = std::max<size_t>(sums, tokens * ((weight->out + 31) / 32 * 32));
+  }
   const size_t packed = tokens * std::max(model->hidden, queries);
   const size_t rows = tokens * std::max(joined, convolves ? 3 * model->hidden : model->hidden);
   const size_t wide = tokens * model->intermediate;
-  size_t sums = 0;  // of a linear layer's outputs, where tokens have adapters
-  if (step->adapters)
-    for (int64_t i = 0; i < model->layers; ++i)
-      for (const Weight* weight = &model->layer[i].qkv; weight <= &model->layer[i].down; ++weight)
-        sums = std::max<size_t>(sums, tokens * ((weight->out + 31) / 32 * 32));
-  scratch.reserve(sums * sizeof(float) + (packed + rows + wide) * sizeof(bf16) + 64);
+  const size_t plain = (sums * sizeof(float) + (packed + rows + wide) * sizeof(bf16) + 63) / 64 * 64;
+  scratch.reserve(plain + choice + experts);
   if (!scratch.memory) return -1;
   bf16* memory = reinterpret_cast<bf16*>(scratch.memory + sums * sizeof(float));
-  for (int64_t i = first; i < last; ++i)
-    run_layer(*model, i, *step, memory, memory + packed, memory + packed + rows,
-              reinterpret_cast<float*>(scratch.memory));
+  const Activations activations{reinterpret_cast<float*>(scratch.memory), memory, memory + packed, memory + packed + rows,
+                                scratch.memory + plain, scratch.memory + plain + choice};
+  for (int64_t i = first; i < last; ++i) run_layer(*model, i, *step, activations);
   return 0;
 }
 
@@ -241,19 +221,22 @@ int ponder_layers(const ponder::Model* model, const ponder::Step* step, int64_t 
 int ponder_experts(const ponder::Mixture* mixture, const ponder::bf16* rows, int64_t tokens, const int64_t* starts,
                    const int64_t* of, const float* weights, float* to, int threads) {
   using namespace ponder;
-  int64_t most = 0, width = 0;
-  for (int64_t i = 0; i < mixture->experts; ++i) {
-    most = std::max(most, starts[i + 1] - starts[i]);
-    width = std::max(width, mixture->expert[i].down.in);
-  }
-  most = (most + 15) / 16 * 16;
-  const size_t row = most * mixture->hidden;
-  scratch.reserve((2 * row + most * width) * sizeof(bf16) + row * sizeof(float) + 64);
+  int64_t most = 0;
+  for (int64_t i = 0; i < mixture->experts; ++i) most = std::max(most, starts[i + 1] - starts[i]);
+  scratch.reserve(experts_bytes(*mixture, most));
   if (!scratch.memory) return -1;
-  float* sums = reinterpret_cast<float*>(scratch.memory);
-  bf16* memory = reinterpret_cast<bf16*>(sums + row);
-  std::memset(to, 0, tokens * mixture->hidden * sizeof(float));
-  run_experts(*mixture, rows, tokens, {starts, of, weights}, to, memory, memory + row, memory + 2 * row, sums, threads);
+  run_experts(*mixture, rows, tokens, {starts, of, weights}, to, scratch.memory, threads);
+  return 0;
+}
+
+// The same, of the experts that each token chooses.
+int ponder_mixture(const ponder::Mixture* mixture, const ponder::bf16* rows, int64_t tokens, float* to, int threads) {
+  using namespace ponder;
+  const size_t choice = choice_bytes(*mixture, tokens, threads);
+  scratch.reserve(choice + experts_bytes(*mixture, tokens));
+  if (!scratch.memory) return -1;
+  const Chosen chosen = route(*mixture, rows, tokens, scratch.memory, threads);
+  run_experts(*mixture, rows, tokens, chosen, to, scratch.memory + choice, threads);
   return 0;
 }
 

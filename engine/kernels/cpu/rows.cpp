@@ -100,6 +100,23 @@ void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* w
   });
 }
 
+void norm_rows(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bool centred, bf16* to,
+               int threads) {
+  over_tokens(tokens, width, threads, [&](int64_t token) {
+    const bf16* row = rows + token * width;
+    const Normal normal = Normal::of(row, width, eps, centred);
+    for (int64_t at = 0; at < width; at += 16) store16(to + token * width + at, normal.weighted(row, weight, at));
+  });
+}
+
+void add_floats(bf16* rows, const float* update, int64_t tokens, int64_t width, float multiplier, int threads) {
+  over_tokens(tokens, width, threads, [&](int64_t token) {
+    bf16* to = rows + token * width;
+    for (int64_t at = 0; at < width; at += 16)
+      store16(to + at, fmadd(as_stored(load(update + token * width + at)), splat(multiplier), load16(to + at)));
+  });
+}
+
 void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, const float* weight, float eps,
               bool centred, float multiplier, int threads) {
   over_tokens(tokens, width, threads, [&](int64_t token) {

@@ -8,6 +8,11 @@ namespace ponder {
 // RMSNorm of rows of `width` elements, a multiple of 32, to packed rows, or LayerNorm if `centred`; a null weight copies.
 void norm_packed(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bool centred,
                  bf16* packed, int threads);
+// The same to rows as they are.
+void norm_rows(const bf16* rows, int64_t tokens, int64_t width, const float* weight, float eps, bool centred, bf16* to,
+               int threads);
+// rows += multiplier * update, which is rounded to bfloat16 first.
+void add_floats(bf16* rows, const float* update, int64_t tokens, int64_t width, float multiplier, int threads);
 // rows += multiplier * norm(update).
 void norm_add(bf16* rows, const bf16* update, int64_t tokens, int64_t width, const float* weight, float eps,
               bool centred, float multiplier, int threads);

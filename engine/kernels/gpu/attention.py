@@ -31,8 +31,8 @@ def widened(codes, like, fp8: tl.constexpr):
 
 @triton.jit
 def _tiles(
-    total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
-    low, high, end_key, factor, softcap, window,
+    total, largest, weight, q, oldest, last_key, keys, values, key_scales, value_scales, table, head,
+    low, high, end_key, factor, softcap,
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr,
     masked: tl.constexpr, windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr,
@@ -71,7 +71,7 @@ def _tiles(
         if masked:
             seen = (key[None, :] <= last_key[:, None]) & known[None, :]
             if windowed:
-                seen &= key[None, :] > at_query[:, None] - window
+                seen &= key[None, :] >= oldest[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(largest, tl.max(scores, 1) * sharpness)
         base = tl.where(higher == float("-inf"), 0.0, higher) if masked else higher  # a row may have seen nothing yet
@@ -94,20 +94,28 @@ def _tiles(
 
 
 @triton.jit
+def _with_sink(weight, largest, sink):
+    """Adds a sink's logit to a softmax's denominator: `weight` is in units of 2^`largest`. An explicit fma, so that a
+    query has the same bits whether its keys were cut into parts or not."""
+    return weight + tl.exp2(tl.fma(sink, tl.zeros_like(sink) + 1.4426950408889634, -largest))
+
+
+@triton.jit
 def attend_kernel(
-    out, parts, part_weights, query, keys, values, key_scales, value_scales,
+    out, parts, part_weights, query, keys, values, key_scales, value_scales, sinks,
     pieces, order, positions, last_keys, tables,
     factor, softcap, window,
     query_stride, out_stride,
     block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
     group: tl.constexpr, block_size: tl.constexpr, width: tl.constexpr, padded: tl.constexpr,
     rows: tl.constexpr, tile: tl.constexpr,
-    windowed: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr, branched: tl.constexpr,
-    stages: tl.constexpr,
+    windowed: tl.constexpr, chunked: tl.constexpr, capped: tl.constexpr, quantized: tl.constexpr, fp8: tl.constexpr,
+    branched: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """One program is one piece and one K/V head: `rows` rows of (query, head of the group).
 
-    `factor` is the scores' scale times log2(e), or over the softcap where there is one, which is times log2(e) then.
+    `factor` is the scores' scale times log2(e), or over the softcap where there is one, which is times log2(e) then. A
+    sink joins here where a query has one piece, else when its parts are merged.
     """
     piece = pieces + tl.program_id(0) * 6
     count = tl.load(piece + 1)
@@ -133,50 +141,55 @@ def attend_kernel(
     largest = tl.full([rows], float("-inf"), dtype=tl.float32)
     weight = tl.zeros([rows], dtype=tl.float32)
     # every query of the piece sees all keys from `clear_from` to `clear_to`: between them no mask is needed
+    oldest = at_query - window + 1  # the first key that a query sees through its window
+    if chunked:
+        oldest = at_query - at_query % window
     nearest = tl.min(tl.where(there, last_key, 2147483647), 0)
     clear_to = tl.minimum(nearest + 1, end_key)
     clear_from = first_key
     if windowed:
-        farthest = tl.max(at_query, 0)
-        clear_from = tl.maximum(first_key, farthest - window + 1)
+        clear_from = tl.maximum(first_key, tl.max(tl.where(there, oldest, 0), 0))
         clear_from = first_key + tl.cdiv(clear_from - first_key, tile) * tile
         clear_from = tl.minimum(clear_from, end_key)
         total, largest, weight = _tiles(
-            total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
-            first_key, clear_from, end_key, factor, softcap, window,
+            total, largest, weight, q, oldest, last_key, keys, values, key_scales, value_scales, table, head,
+            first_key, clear_from, end_key, factor, softcap,
             block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
             block_size, width, padded, tile, True, windowed, capped, quantized, fp8, branched, stages,
         )  # fmt: skip
         clear_to = tl.maximum(clear_to, clear_from)
     clear_to = clear_from + tl.maximum(clear_to - clear_from, 0) // tile * tile
     total, largest, weight = _tiles(
-        total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
-        clear_from, clear_to, end_key, factor, softcap, window,
+        total, largest, weight, q, oldest, last_key, keys, values, key_scales, value_scales, table, head,
+        clear_from, clear_to, end_key, factor, softcap,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
         block_size, width, padded, tile, False, windowed, capped, quantized, fp8, branched, stages,
     )  # fmt: skip
     total, largest, weight = _tiles(
-        total, largest, weight, q, at_query, last_key, keys, values, key_scales, value_scales, table, head,
-        clear_to, end_key, end_key, factor, softcap, window,
+        total, largest, weight, q, oldest, last_key, keys, values, key_scales, value_scales, table, head,
+        clear_to, end_key, end_key, factor, softcap,
         block_stride, token_stride, head_stride, scale_block_stride, scale_token_stride,
         block_size, width, padded, tile, True, windowed, capped, quantized, fp8, branched, stages,
     )  # fmt: skip
 
     total = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    some = weight > 0.0
+    log_weight = tl.where(some, largest + tl.log2(tl.where(some, weight, 1.0)), float("-inf"))
     if slot < 0:
+        if sinks is not None:  # as a merge of one part does it
+            one = tl.full([rows], 1.0, dtype=tl.float32)
+            total = total / _with_sink(one, log_weight, tl.load(sinks + heads))[:, None]
         place = token.to(tl.int64)[:, None] * out_stride + heads[:, None] * width + component[None, :]
         tl.store(out + place, total.to(out.dtype.element_ty), mask=used)
     else:
         part = (slot + nth).to(tl.int64) * (group * tl.num_programs(1)) + heads
         tl.store(parts + part[:, None] * width + component[None, :], total, mask=used)
-        some = weight > 0.0
-        log_weight = tl.where(some, largest + tl.log2(tl.where(some, weight, 1.0)), float("-inf"))
         tl.store(part_weights + part, log_weight, mask=there)
 
 
 @triton.jit
 def merge_kernel(
-    out, parts, part_weights, merged, starts, of_token, out_stride, heads,
+    out, parts, part_weights, sinks, merged, starts, of_token, out_stride, heads,
     width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
     """One program merges one head of one query from its parts, in their order."""
@@ -197,6 +210,8 @@ def merge_kernel(
         share = tl.exp2(tl.load(part_weights + part) - largest)
         total += share * tl.load(parts + part * width + component, mask=real, other=0.0)
         weight += share
+    if sinks is not None:
+        weight = _with_sink(weight, largest, tl.load(sinks + head))
     place = token * out_stride + head * width + component
     tl.store(out + place, (total / weight).to(out.dtype.element_ty), mask=real)
 
@@ -233,7 +248,9 @@ def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int
     """
     padded = padded_to(width)
     quantized = element_bytes == 1
-    tile = 64 if padded <= 128 else 32
+    tile = 64 if padded <= 128 else 32 if padded <= 256 or (rows <= 16 and not quantized) else 16
+    if padded > 256 and rows > 16:  # 64 rows of 512 sums are half of the registers
+        return 64, tile, 8, 3
     if rows <= 16:
         return 16, tile, 4, 3 if quantized or padded > 128 else 5
     if quantized:
@@ -245,8 +262,8 @@ def ruled(width: int, rows: int, element_bytes: int) -> tuple[int, int, int, int
 
 
 def variants() -> list[Variant]:
-    """Head sizes, tiles, groups, block sizes, windows, softcaps and 8-bit caches."""
-    widths = (32, 64, 80, 96, 128, 192, 256)
+    """Head sizes, tiles, groups, block sizes, windows, chunks, softcaps, sinks and 8-bit caches."""
+    widths = (32, 64, 80, 96, 128, 192, 256, 512)
     found = [_variant(f"attention d{width} rows{rows}", width, rows) for width in widths for rows in (16, 64, 128)]
     for rows in (16, 64, 128):
         found += [
@@ -257,20 +274,27 @@ def variants() -> list[Variant]:
             _variant(
                 f"attention d256 rows{rows} window softcap int8", 256, rows, windowed=True, capped=True, codes="i8"
             ),
+            _variant(f"attention d512 rows{rows} window int8", 512, rows, windowed=True, codes="i8"),
             _variant(f"attention d128 rows{rows} group1 block64", 128, rows, group=1, block_size=64),
             _variant(f"attention d128 rows{rows} branched", 128, rows, branched=True),
             _variant(
                 f"attention d64 rows{rows} window int8 branched", 64, rows, windowed=True, codes="i8", branched=True
             ),
+            _variant(f"attention d64 rows{rows} group8 sinks", 64, rows, group=8, sinks=True),
+            _variant(f"attention d64 rows{rows} group8 window sinks", 64, rows, group=8, windowed=True, sinks=True),
+            _variant(f"attention d64 rows{rows} sinks int8 branched", 64, rows, codes="i8", branched=True, sinks=True),
+            _variant(f"attention d128 rows{rows} group5 chunks", 128, rows, group=5, windowed=True, chunked=True),
         ]
     merge = {
         "out": "*bf16", "parts": "*fp32", "part_weights": "*fp32", "merged": "*i32", "starts": "*i32",
         "of_token": "*i32", "out_stride": "i32", "heads": "i32",
     }  # fmt: skip
-    found += [
-        Variant(f"attention merge d{width}", merge_kernel, merge, {"width": width, "padded": padded_to(width)}, 1)
-        for width in (64, 128, 256)
-    ]
+    for width in (64, 128, 256, 512):
+        plain = {"width": width, "padded": padded_to(width)}
+        found.append(Variant(f"attention merge d{width}", merge_kernel, merge, {**plain, "sinks": None}, 1))
+        if width == 64:
+            sinks = {**merge, "sinks": "*fp32"}
+            found.append(Variant(f"attention merge d{width} sinks", merge_kernel, sinks, plain, 1))
     return found
 
 
@@ -284,8 +308,10 @@ def _variant(
     group: int = 4,
     block_size: int = 16,
     windowed: bool = False,
+    chunked: bool = False,
     capped: bool = False,
     branched: bool = False,
+    sinks: bool = False,
 ) -> Variant:
     shape = shape_for(width, rows, 1 if codes else 2)
     types = {
@@ -299,9 +325,13 @@ def _variant(
     }  # fmt: skip
     constants: dict[str, object] = {
         "group": group, "block_size": block_size, "width": width, "padded": padded_to(width),
-        "rows": shape.rows, "tile": shape.tile, "windowed": windowed, "capped": capped,
+        "rows": shape.rows, "tile": shape.tile, "windowed": windowed, "chunked": chunked, "capped": capped,
         "quantized": codes is not None, "fp8": codes == "u8", "branched": branched, "stages": shape.stages,
     }  # fmt: skip
+    if sinks:
+        types["sinks"] = "*fp32"
+    else:
+        constants["sinks"] = None
     if codes is None:
         constants |= {"key_scales": None, "value_scales": None}
     else:

@@ -22,6 +22,17 @@ def opened(gate, kind: tl.constexpr):
 
 
 @triton.jit
+def combined(gate, up, kind: tl.constexpr, alpha: tl.constexpr, limit: tl.constexpr):
+    """The gated values of float32 numbers: `kind` is an activation, or "clamped" (see `ClampedSwiGLU`)."""
+    if kind == "clamped":
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return gate * tl.sigmoid(alpha * gate) * (up + 1.0)
+    else:
+        return opened(gate, kind) * up
+
+
+@triton.jit
 def gated_kernel(gate_up, out, width, stride, kind: tl.constexpr, block: tl.constexpr):
     """One program makes `block` numbers of one token. See `gated.gated`."""
     token = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The residual sum and the RMS norm after it: one program a token, which holds its whole row."""
+"""The residual sum and the norm after it: one program a token, which holds its whole row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from engine.kernels.gpu.variants import Variant
 
 
 @triton.jit
+def less_mean(row, real, count):
+    """Returns a row, (block,) float32, less the mean of its `count` real numbers; the others are zeros."""
+    return tl.where(real, row - tl.sum(row, 0) / count, 0.0)
+
+
+@triton.jit
 def add_and_norm_kernel(
     x, delta, out, weight, delta_weight, hidden, x_stride, delta_stride, eps, delta_eps, multiplier,
-    block: tl.constexpr,
+    centred: tl.constexpr, delta_centred: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """See `norm.add_and_norm`. `out` is closely packed."""
     token = tl.program_id(0).to(tl.int64)
@@ -22,12 +28,16 @@ def add_and_norm_kernel(
     if delta is not None:
         added = tl.load(delta + token * delta_stride + at, mask=real, other=0.0).to(tl.float32)
         if delta_weight is not None:
+            if delta_centred:
+                added = less_mean(added, real, hidden)
             size = tl.rsqrt(tl.sum(added * added, 0) / hidden + delta_eps)
             added = added * size * tl.load(delta_weight + at, mask=real, other=0.0)
         row = (wide + multiplier * added).to(row.dtype)
         tl.store(x + token * x_stride + at, row, mask=real)
         wide = row.to(tl.float32)
     if weight is not None:
+        if centred:
+            wide = less_mean(wide, real, hidden)
         size = tl.rsqrt(tl.sum(wide * wide, 0) / hidden + eps)
         normed = wide * size * tl.load(weight + at, mask=real, other=0.0)
         tl.store(out + token * hidden + at, normed.to(row.dtype), mask=real)
@@ -40,7 +50,7 @@ def shape_for(hidden: int) -> tuple[int, int]:
 
 
 def variants() -> list[Variant]:
-    """Small and large rows, with all parts and with the norm alone."""
+    """Small and large rows, with all parts, with the norm alone, and less the mean."""
     found = []
     types = {
         "x": "*bf16", "out": "*bf16", "weight": "*fp32", "hidden": "i32", "x_stride": "i32", "delta_stride": "i32",
@@ -49,10 +59,11 @@ def variants() -> list[Variant]:
     divisible = frozenset({"hidden", "x_stride", "delta_stride"})
     for hidden in (576, 4096, 8192):
         block, warps = shape_for(hidden)
-        for parts in ("norm", "add", "both norms"):
-            delta = {} if parts == "norm" else {"delta": "*bf16"}
+        for parts in ("norm", "add", "both norms", "centred", "add centred"):
+            delta = {"delta": "*bf16"} if parts in ("add", "both norms", "add centred") else {}
             after = {"delta_weight": "*fp32"} if parts == "both norms" else {}
-            constants = {"block": block, "delta": None, "delta_weight": None}
+            centred = {"centred": parts.endswith("centred"), "delta_centred": False}
+            constants = {"block": block, "delta": None, "delta_weight": None, **centred}
             left = {name: value for name, value in constants.items() if name not in delta | after}
             found.append(
                 Variant(f"norm {parts} {hidden}", add_and_norm_kernel, types | delta | after, left, warps, 1, divisible)

@@ -29,11 +29,12 @@ def as_e4m3(x):
 
 @triton.jit(do_not_specialize=["tokens"])  # one program for any number of them: it is the same bits then
 def place_kernel(
-    joined, keys, values, key_scales, value_scales, slots, rotation, weight, tokens, stride, eps,
-    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, block: tl.constexpr,
-    coding: tl.constexpr,
+    joined, keys, values, key_scales, value_scales, slots, rotation, weight, query_scale, tokens, stride, eps,
+    heads: tl.constexpr, kv_heads: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, normed: tl.constexpr,
+    centred: tl.constexpr, block: tl.constexpr, coding: tl.constexpr,
 ):  # fmt: skip
-    """See `qkv.place`. The grid is (tokens / block, heads + 2 * kv_heads); the cache's slots are closely packed."""
+    """See `qkv.place`. The grid is (tokens / block, heads + 2 * kv_heads), or heads alone without keys and values, the
+    first `normed` of which are normalised; the cache's slots are closely packed."""
     head = tl.program_id(1)
     token = tl.program_id(0) * block + tl.arange(0, block)
     there = token < tokens
@@ -41,12 +42,17 @@ def place_kernel(
     used = there[:, None] & (component < width)[None, :]
     place = joined + token.to(tl.int64)[:, None] * stride + head * width + component[None, :]
     x = tl.load(place, mask=used, other=0.0).to(tl.float32)
-    if head < heads + kv_heads:
-        if weight is not None:
+    if weight is not None:
+        has_norm = head < normed
+        if has_norm:
+            if centred:
+                x = tl.where(used, x - (tl.sum(x, 1) / width)[:, None], 0.0)
             size = tl.rsqrt(tl.sum(x * x, 1) / width + eps)
             w = tl.load(weight + head * width + component, mask=component < width, other=0.0)
             x = x * size[:, None] * w[None, :]
-        if rotation is not None:
+    if rotation is not None:
+        turns = head < heads + kv_heads
+        if turns:
             pair = tl.arange(0, padded // 2)
             turn = rotation + token.to(tl.int64)[:, None] * width + pair[None, :] * 2
             real = there[:, None] & (pair < width // 2)[None, :]
@@ -54,6 +60,8 @@ def place_kernel(
             even, odd = tl.split(tl.reshape(x, (block, padded // 2, 2)))
             x = tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), (block, padded))
     if head < heads:
+        if query_scale is not None:
+            x *= tl.load(query_scale + token, mask=there, other=0.0)[:, None]
         tl.store(place, x.to(joined.dtype.element_ty), mask=used)
     else:
         slot = tl.load(slots + token, mask=there, other=0).to(tl.int64)
@@ -89,22 +97,29 @@ def variants() -> list[Variant]:
     """Norms and rotations, and every kind of cache."""
     found = []
     base = {"joined": "*bf16", "slots": "*i32", "tokens": "i32", "stride": "i32", "eps": "fp32"}
-    for width in (64, 80, 128, 256):
+    for width in (64, 80, 128, 256, 512):
         padded, block, warps = shape_for(width)
         for coding, kind in (("none", "*bf16"), ("int8", "*i8"), ("fp8", "*u8")):
-            for parts in ("rope", "norm and rope", "neither"):
+            for parts in (
+                "rope", "norm and rope", "neither", "centred norm", "rope and scale", "scale", "norm of values"
+            ):  # fmt: skip
                 optional: dict[str, str] = {}
                 if coding != "none":
                     optional |= {"key_scales": "*fp32", "value_scales": "*fp32"}
-                if parts != "neither":
+                if "rope" in parts or "norm" in parts:
                     optional["rotation"] = "*fp32"
-                if parts == "norm and rope":
+                if "norm" in parts:
                     optional["weight"] = "*fp32"
-                if width != 128 and (parts == "neither" or coding == "fp8"):
+                if "scale" in parts:
+                    optional["query_scale"] = "*fp32"
+                if width != 128 and (parts not in ("rope", "norm and rope") or coding == "fp8"):
                     continue
-                none = dict.fromkeys({"key_scales", "value_scales", "rotation", "weight"} - set(optional))
+                every = {"key_scales", "value_scales", "rotation", "weight", "query_scale"}
+                none = dict.fromkeys(every - set(optional))
                 constants = {
                     "heads": 32, "kv_heads": 8, "width": width, "padded": padded, "block": block, "coding": coding,
+                    "normed": 48 if "values" in parts else 40 if "norm" in parts else 0,
+                    "centred": parts == "centred norm",
                 }  # fmt: skip
                 types = base | optional | {"keys": kind, "values": kind}
                 name, divisible = f"qkv d{width} {coding} {parts}", frozenset({"stride"})

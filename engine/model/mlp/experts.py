@@ -5,7 +5,7 @@ Knows nothing of attention, or of the activation within an expert, which `Decode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,6 +82,7 @@ class RoutedExperts:
     shared: Expert | None = None  # runs beside the experts
     shared_gate: Tensor | None = None  # (1, hidden) float32
     run: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None = None  # all in one call, see `CpuExperts`
+    mix: Callable[[Tensor], Tensor] | None = None  # routing, too
     latents: tuple[Linear, Linear] | None = None  # from the hidden states to what experts read and return, and back
 
 
@@ -99,6 +100,8 @@ def run_experts(
     Each expert that a token chose is run once, for all its tokens, or `by_row`; sums are in float32 and in the experts'
     order, so they do not depend on the batch. `seen` is the router's input, and `run` computes one expert.
     """
+    if layer.mix is not None:
+        return layer.mix(x).to(x.dtype)
     weights, chosen = chosen_experts(of, layer, seen)
     order = chosen.flatten().argsort(stable=True)
     tokens, weights = order // of.per_token, weights.flatten()[order]
@@ -197,16 +200,18 @@ def _latents(read: ProjectionReader, names: WeightNames, prefix: str, hidden: in
 def _experts(
     read: ProjectionReader, spec: ModelSpec, names: WeightNames, prefix: str, experts: Experts
 ) -> tuple[Expert, ...]:
-    if names.stacked_experts:
-        return _stacked(read, spec, f"{prefix}{names.stacked_experts}", experts, in_turn=names.stacked_in_turn)
-    if names.joined_experts is not None:
-        return _joined(read, spec, prefix, names.joined_experts, experts)
     stems = (f"{prefix}{names.expert.format(index=index)}" for index in range(experts.count))
-    if (size := experts.latent_size) and not spec.gated_mlp:
+    every: Iterable[Expert]
+    if names.stacked_experts:
+        every = _stacked(read, spec, f"{prefix}{names.stacked_experts}", experts, in_turn=names.stacked_in_turn)
+    elif names.joined_experts is not None:
+        every = _joined(read, spec, prefix, names.joined_experts, experts)
+    elif (size := experts.latent_size) and not spec.gated_mlp:
         (opened,), width = names.expert_gate_up, experts.intermediate_size
         both = ((read.linear(f"{stem}{opened}", width, size), f"{stem}{names.expert_down}") for stem in stems)
-        return tuple(Expert(up, read.linear(down, size, width)) for up, down in both)
-    every = (_expert(read, spec, names, stem, experts.intermediate_size) for stem in stems)
+        every = (Expert(up, read.linear(down, size, width)) for up, down in both)
+    else:
+        every = (_expert(read, spec, names, stem, experts.intermediate_size) for stem in stems)
     if (place := read.packing.expert) is None:
         return tuple(every)
     return tuple(Expert(place(at, each.gate_up), place(at, each.down)) for at, each in enumerate(every))
@@ -220,18 +225,18 @@ def _expert(read: ProjectionReader, spec: ModelSpec, names: WeightNames, stem: s
 
 def _joined(
     read: ProjectionReader, spec: ModelSpec, prefix: str, names: tuple[str, str], experts: Experts
-) -> tuple[Expert, ...]:
+) -> Iterator[Expert]:
     count, width, hidden = experts.count, experts.intermediate_size, spec.hidden_size
     opened = read.tensor(f"{prefix}{names[0]}", count, 2 * width, hidden)
     closed = read.tensor(f"{prefix}{names[1]}", count, hidden, width)
     gated = read.packing.gated if experts.gate is None else read.packing.plain
     pairs = zip(opened, closed, strict=True)
-    return tuple(Expert(gated(each.contiguous(), None), read.packed(down.contiguous())) for each, down in pairs)
+    return (Expert(gated(each.contiguous(), None), read.packed(down.contiguous())) for each, down in pairs)
 
 
 def _stacked(
     read: ProjectionReader, spec: ModelSpec, stem: str, experts: Experts, *, in_turn: bool
-) -> tuple[Expert, ...]:
+) -> Iterator[Expert]:
     count, width, hidden = experts.count, experts.intermediate_size, spec.hidden_size
     opened = read.tensor(f"{stem}gate_up_proj", count, hidden, 2 * width)
     closed = read.tensor(f"{stem}down_proj", count, width, hidden)
@@ -244,9 +249,9 @@ def _stacked(
         order = order.view(width, 2).T.flatten()
     pack = read.packing.plain
     gated = read.packing.gated if experts.gate is None else pack
-    return tuple(
+    return (
         Expert(
-            gated(opened[index].T[order], None if bias[0] is None else bias[0][order]),
+            gated(opened[index].T[order].contiguous(), None if bias[0] is None else bias[0][order]),
             pack(closed[index].T.contiguous(), bias[1]),
         )
         for index, bias in enumerate(biases)

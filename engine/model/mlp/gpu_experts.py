@@ -28,7 +28,7 @@ from engine.kernels.quantized import QuantizedWeight
 from engine.model.linear import Dense, Linear
 from engine.model.mlp.expert_offload import slots_for
 from engine.model.mlp.experts import RoutedExperts
-from engine.model.model_spec import Activation, Experts, ModelSpec
+from engine.model.model_spec import Activation, ClampedSwiGLU, Experts, ModelSpec
 
 
 def unsupported(spec: ModelSpec) -> str:
@@ -36,15 +36,9 @@ def unsupported(spec: ModelSpec) -> str:
     of = spec.experts
     if of is None:
         return ""
-    if of.gate is not None:
-        return "its experts have clamped gates"
-    if of.scaled_inputs:
-        return "its experts read scaled inputs"
-    if of.beside_mlp or of.weight_scales:
-        return "its experts run beside an MLP"
     if of.latent_size or not spec.gated_mlp:
         return "its experts are no gated MLPs of the hidden states"
-    return "its experts have biases" if spec.mlp_bias else ""
+    return "its experts have biases and read scaled inputs" if spec.mlp_bias and of.scaled_inputs else ""
 
 
 class GpuExperts:
@@ -64,16 +58,20 @@ class GpuExperts:
         assert spec.experts is not None and not unsupported(spec), "unsupported() was not asked"
         self._of: Experts = spec.experts
         self._activation: Activation = spec.activation
+        self._gate: Activation | ClampedSwiGLU = spec.experts.gate or spec.activation
         self._shared = mixture.shared
         self._router = _router(mixture, dtype)
         device = mixture.router.device
-        opens, closes = ([weight_of(each) for each in every] for every in _projections(mixture))
+        both = [each.gate_up for each in mixture.experts], [each.down for each in mixture.experts]
+        opens, closes = ([weight_of(each) for each in every] for every in both)
+        biases = [[added for each in every if (added := bias_of(each)) is not None] for every in both]
         homes = [parts_of(each)[0].device for each in opens]
         first = homes.index(torch.device("cpu")) if device.type != "cpu" and homes[-1].type == "cpu" else len(homes)
         if first < len(homes) and not (alike(opens) and alike(closes)):
             message = "cpu_offload_gb is set, and experts of one layer are quantised in several forms; accepted: 0."
             raise InvalidParameter("cpu_offload_gb", message)
-        self._gate_up, self._down = expert_weights(opens, dtype, device), expert_weights(closes, dtype, device)
+        self._gate_up = expert_weights(opens, dtype, device, biases[0])
+        self._down = expert_weights(closes, dtype, device, biases[1])
         self._slots: ExpertSlots | None = None
         if first < len(homes):
             slots = slots_for(len(homes) - first, spec.experts.per_token)
@@ -81,31 +79,40 @@ class GpuExperts:
             self._gate_up, self._down = self._slots.served((self._gate_up, self._down))
         self._route = route_triton if interpreted else route
         admit = None if self._slots is None else self._slots.admit
-        self._mix = partial(mix_triton if interpreted else mix, invariant=invariant, admit=admit)
+        self._mix = partial(
+            mix_triton if interpreted else mix,
+            scaled_inputs=spec.experts.scaled_inputs,
+            invariant=invariant,
+            admit=admit,
+        )
         self._gated = gated_triton if interpreted else gated
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns the weighted sum of each token's experts, and the shared one's output: (tokens, hidden) as `x`."""
-        weights, chosen = self._route(x, self._router, self._of)
+    def __call__(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Returns the weighted sum of each token's experts, and the shared one's output: (tokens, hidden) as `x`. The
+        router reads `seen`, or `x`."""
+        weights, chosen = self._route(x if seen is None else seen, self._router, self._of)
         shared = None
         if self._shared is not None:
             shared = self._shared.down(self._gated(self._shared.gate_up(x), self._activation))
-        return self._mix(x, self._gate_up, self._down, weights, chosen, self._activation, shared=shared)
+        return self._mix(x, self._gate_up, self._down, weights, chosen, self._gate, shared=shared)
 
 
 def weight_of(linear: Linear) -> Tensor | QuantizedWeight:
-    """Returns the weight of a linear layer without a bias, in a layout of `Packing` on the Triton kernels."""
+    """Returns the weight of a linear layer, in a layout of `Packing` on the Triton kernels."""
     if isinstance(linear, Dense | Invariant):
-        assert linear.bias is None
         return linear.weight
     assert isinstance(linear, partial) and isinstance(linear.keywords["weight"], QuantizedWeight), "see Packing"
     weight: QuantizedWeight = linear.keywords["weight"]
-    assert weight.bias is None
     return weight
 
 
-def _projections(mixture: RoutedExperts) -> tuple[list[Linear], list[Linear]]:
-    return [each.gate_up for each in mixture.experts], [each.down for each in mixture.experts]
+def bias_of(linear: Linear) -> Tensor | None:
+    """Returns the bias of such a layer."""
+    if isinstance(linear, Dense | Invariant):
+        return linear.bias
+    weight = weight_of(linear)
+    assert isinstance(weight, QuantizedWeight)
+    return weight.bias
 
 
 def _router(mixture: RoutedExperts, dtype: torch.dtype) -> ExpertRouter:
@@ -115,9 +122,10 @@ def _router(mixture: RoutedExperts, dtype: torch.dtype) -> ExpertRouter:
     narrow = weight.to(dtype)
     exact = bool((narrow.float() == weight).all())  # as in nearly all checkpoints, which have it in 16 bits
     return ExpertRouter(
-        narrow if exact else weight,
+        narrow if exact and mixture.beside is None else weight,  # those beside an MLP read float32
         mixture.router_bias,
         mixture.selection_bias,
+        mixture.weight_scales,
         shared=mixture.shared is not None,
         gated=gate is not None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +16,11 @@ from engine.model.batch import BatchLayout
 from engine.model.gpu_batch import (
     MAX_DRAFT_TOKENS,
     RESIDENT,
+    Cutter,
+    LayerKind,
     Packed,
     PackedModel,
+    blocks_of,
     capacity_of,
     decode_shapes,
     draft_shape,
@@ -27,6 +31,11 @@ from engine.model.gpu_batch import (
 from engine.model.gpu_runner import Staging
 
 BLOCK = 16
+
+
+def model_of(windows: Sequence[int | None], limits: WorkLimits) -> PackedModel:
+    """A model with a layer of each window."""
+    return PackedModel(tuple(LayerKind(window, 32, limits) for window in windows), tuple(range(len(windows))), 4)
 
 
 def laid_out(contexts: list[int], shared: int) -> BatchLayout:
@@ -48,10 +57,10 @@ def test_decodes_are_unpacked_as_they_were(
     contexts: list[int], shared: int, windows: tuple[int | None, ...], deterministic: bool, spare: int
 ) -> None:
     limits = WorkLimits(2, 12, fixed_keys=1024 if deterministic else None, cascade=not deterministic)
-    model = PackedModel(windows, 4, 32, limits)
+    model = model_of(windows, limits)
     laid = laid_out(contexts, shared)
     works = works_of(laid, BLOCK, model)
-    capacities = [capacity_of(laid, works), *decode_shapes(len(contexts) + spare, windows, limits, 60)]
+    capacities = [capacity_of(laid, works), *decode_shapes(len(contexts) + spare, model.kinds, 60)]
     assert any(all(r.holds(w) for r, w in zip(capacity.work, works, strict=True)) for capacity in capacities[1:])
     for capacity in capacities:
         if not all(r.holds(w) for r, w in zip(capacity.work, works, strict=True)):
@@ -65,8 +74,7 @@ def test_decodes_are_unpacked_as_they_were(
         assert step.token_ids.tolist() == laid.tokens + [0] * (capacity.tokens - count)
         assert step.positions[:count].tolist() == laid.positions.tolist()
         assert step.slots.tolist() == laid.slots.tolist() + [0] * (capacity.tokens - count)
-        for window, work in zip(windows, works, strict=True):
-            pieces = step.pieces[window]
+        for pieces, work in zip(step.pieces, works, strict=True):
             for found, wanted in ((pieces.small, work.small), (pieces.large, work.large)):
                 if found is None:
                     assert not len(wanted)
@@ -82,14 +90,45 @@ def test_decodes_are_unpacked_as_they_were(
             assert len(pieces.parts) >= work.slots
 
 
+def test_layers_of_a_group_find_its_tables_and_slots() -> None:
+    """Among the blocks of all groups, packed closely or as in a graph, and once they have grown."""
+    limits = WorkLimits(2, 12)
+    kinds = (LayerKind(None, 32, limits), LayerKind(40, 32, limits, 1), LayerKind(40, 32, limits, 2))
+    model = PackedModel(kinds, (1, 0, 2, 1), 4)
+    cutter = Cutter(model, BLOCK)
+    for contexts in ([300, 70, 20], [301, 71, 21]):
+        laid = laid_out(contexts, 2)
+        others = np.stack([laid.tables + 1000, laid.tables + 2000]), np.stack([laid.slots + 1, laid.slots + 2])
+        laid = replace(laid, windowed=others, follows=contexts[0] == 301)
+        works = cutter.works(laid)
+        for capacity in (capacity_of(laid, works), *decode_shapes(5, kinds, 20)):
+            assert capacity.tables == 3 and len(blocks_of(works)) <= capacity.blocks
+            packed = Packed(capacity)
+            host = np.full(packed.size, -9, dtype=np.int32)
+            packed.fill(laid, works, host)
+            step = packed.views(torch.from_numpy(host), model)
+            assert step.slots[:3].tolist() == laid.slots.tolist()
+            for layer, table in enumerate((1, 0, 2, 1)):
+                assert step.layer_slots[layer][:3].tolist() == (laid.slots + table).tolist()
+                pieces, work = step.pieces[layer], works[table]
+                assert pieces.small is not None
+                for (_, queries, first, low, high, _), row in zip(
+                    pieces.small.tolist(), work.small_rows.tolist(), strict=False
+                ):
+                    found = pieces.blocks[first + low // BLOCK : first - (-high // BLOCK)].tolist()
+                    wanted = laid.tables[row, low // BLOCK : -(-high // BLOCK)] + 1000 * table
+                    assert queries == 1 and found == wanted.tolist()
+
+
 @pytest.mark.parametrize("rows", [2, 4, 16, 64, 256])
 @pytest.mark.parametrize("prefix", [256, 1024, 4096, 16_384])
 def test_branches_of_one_prefix_have_a_graph(rows: int, prefix: int) -> None:
     for kv_heads, group in ((8, 4), (2, 8)):
         limits = WorkLimits(group, RESIDENT * 132 // kv_heads, large_tile=128)
         laid = laid_out([prefix + 128] * rows, prefix // BLOCK)
-        works = works_of(laid, BLOCK, PackedModel((None,), 4, 32, limits))
-        capacity = decode_shapes(rows, (None,), limits, (prefix + 128) // BLOCK)[-1]
+        model = model_of((None,), limits)
+        works = works_of(laid, BLOCK, model)
+        capacity = decode_shapes(rows, model.kinds, (prefix + 128) // BLOCK)[-1]
         assert len(works[0].large) and capacity.work[0].holds(works[0]), limits
 
 
@@ -119,12 +158,13 @@ def test_every_mix_of_decodes_and_drafts_has_a_graph(
         slots = np.arange(33 * len(rows)).reshape(len(rows), 33)
         branches = tuple(before for before, _ in rows), slots
     laid = replace(laid, tokens=[7] * tokens, starts=starts.tolist(), wanted=list(range(tokens)), branches=branches)
-    works = works_of(laid, BLOCK, PackedModel(windows, 4, 32, limits))
+    model = model_of(windows, limits)
+    works = works_of(laid, BLOCK, model)
     size = next(each for each in draft_sizes(24, 33) if each >= min(tokens, MAX_DRAFT_TOKENS))
     if tokens > size:
         return  # a step as large as that runs without a graph
     max_blocks = -(-max(contexts) // BLOCK)
-    capacity = draft_shape(size, 33, windows, limits, max_blocks, branched=branched)
+    capacity = draft_shape(size, 33, model.kinds, max_blocks, branched=branched)
     assert all(has.holds(work) for has, work in zip(capacity.work, works, strict=True)), (capacity.work, works)
     assert len(works[0].blocks) <= capacity.blocks
 

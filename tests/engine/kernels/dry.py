@@ -76,6 +76,12 @@ def run_models(folder: Path) -> None:
         ("gemma2", {"sliding_window": 24}),
         ("olmo2", {"head_dim": None}),
         ("qwen2_moe", {}),
+        ("gpt_oss", {}),
+        ("ministral3", {}),
+        ("cohere", {}),
+        ("llama4", {"num_hidden_layers": 4}),
+        ("gemma4", {"num_hidden_layers": 6, "global_head_dim": 64}),
+        ("gemma4_moe", {"num_hidden_layers": 6, "global_head_dim": 64}),
     ):
         sizes = {key: value for key, value in changed.items() if value is not None}
         if base == "olmo2":
@@ -89,7 +95,7 @@ def run_models(folder: Path) -> None:
             elif kind == "fp8":
                 stepper._kv = QuantizedCache(*shape, torch.bfloat16, "cpu", "fp8")
             else:
-                stepper._kv = KVCache(*shape, torch.bfloat16, "cpu")
+                stepper._kv = KVCache.of(model.spec, 80, 16, torch.bfloat16, "cpu")
             stepper._tables[1] = stepper._tables[0][:25] + stepper._tables[1][25:]
             for chunks in ([410, 410, 1], [2, 0, 20], [1, 1, 1], [1, 0, 0]):
                 stepper.step(chunks)

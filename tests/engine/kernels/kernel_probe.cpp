@@ -134,7 +134,7 @@ void layers(const std::string& name, bool grouped, bool convolves, int64_t windo
                            std::pair{hidden, intermediate}})
       kept.push_back(weight(out, in));
     const Made* of = &kept[at * 4];
-    made[at] = {of[0].weight, of[1].weight, of[2].weight, of[3].weight, norm.data(), at ? norm.data() : nullptr,
+    made[at] = {of[0].weight, of[1].weight, of[2].weight, of[3].weight, nullptr, norm.data(), at ? norm.data() : nullptr,
                 norm.data(), nullptr, conv ? nullptr : head_norm.data(), nullptr, nullptr,
                 conv ? taps.data() : nullptr, window, conv ? -1 : 0, 3};
   }
@@ -170,6 +170,31 @@ void layers(const std::string& name, bool grouped, bool convolves, int64_t windo
   report(name + "-second-cache", second);
 }
 
+// Six experts, with sigmoids in groups of two, and a shared one, on one row and on several.
+void mixture(const std::string& name, bool grouped, bool sigmoid) {
+  Numbers numbers{11};
+  const int64_t hidden = 96, width = 64, experts = 6;
+  std::vector<Made> kept;
+  kept.reserve(2 * experts + 2);
+  std::vector<Expert> made;
+  for (int64_t at = 0; at <= experts; ++at) {
+    for (auto [out, in] : {std::pair{2 * width, hidden}, std::pair{hidden, width}})
+      kept.push_back(grouped ? grouped_weight(numbers, out, in, 4, 32, true) : bfloat16_weight(numbers, out, in));
+    made.push_back({kept[2 * at].weight, kept[2 * at + 1].weight});
+  }
+  const std::vector<float> router = numbers.reals(experts * hidden), bias = numbers.reals(experts);
+  const std::vector<float> gate = numbers.reals(hidden);
+  const Mixture of{experts + 1, hidden, static_cast<int64_t>(Output::kGatedSilu), made.data(),
+                   {router.data(), sigmoid ? nullptr : bias.data(), sigmoid ? bias.data() : nullptr, gate.data(), experts,
+                    2, sigmoid, true, sigmoid ? 3 : 0, 2, 1, 1.7f, 1e-20f}};
+  for (int64_t tokens : {1, 37}) {
+    const std::vector<bf16> rows = numbers.halves(tokens * hidden, 0.5f);
+    std::vector<float> sums(tokens * hidden);
+    ponder_mixture(&of, rows.data(), tokens, sums.data(), 2);
+    report(name + "-" + std::to_string(tokens), sums);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -186,4 +211,6 @@ int main() {
   layers("layers-grouped", true, true, 0, Output::kGatedSilu);
   layers("layers-coded", false, false, 0, Output::kGatedSilu, true);
   layers("layers-coded-window", true, false, 20, Output::kGatedGelu, true);
+  mixture("mixture", false, false);
+  mixture("mixture-grouped", true, true);
 }

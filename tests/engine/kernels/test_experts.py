@@ -22,7 +22,7 @@ from engine.kernels.experts import (
     route_triton,
 )
 from engine.kernels.quantized import QuantizedWeight, dequantize, pack, quantize
-from engine.model.model_spec import Activation, ExpertGroups, Experts
+from engine.model.model_spec import Activation, ClampedSwiGLU, ExpertGroups, Experts
 from engine.model.quantization.quantized_weight import round_to_nearest
 from tests.engine.kernels.examples import examples
 
@@ -43,12 +43,13 @@ def apart(found: Tensor, wanted: Tensor) -> float:
 @given(
     tokens=st.sampled_from([1, 3, 17]), count=st.sampled_from([4, 6, 12, 33]), width=st.sampled_from([16, 100, 700]),
     per_token=st.integers(1, 4), sigmoid=st.booleans(), normalised=st.booleans(), bias=st.booleans(),
-    selection=st.booleans(), shared=st.sampled_from(["none", "plain", "gated"]), groups=st.sampled_from([0, 1, 2]),
+    selection=st.booleans(), factors=st.booleans(),
+    shared=st.sampled_from(["none", "plain", "gated"]), groups=st.sampled_from([0, 1, 2]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]), exact=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_experts_are_chosen_as_the_twin_chooses(
     device: str, tokens: int, count: int, width: int, per_token: int, sigmoid: bool, normalised: bool, bias: bool,
-    selection: bool, shared: str, groups: int, dtype: torch.dtype, exact: bool, seed: int,
+    selection: bool, factors: bool, shared: str, groups: int, dtype: torch.dtype, exact: bool, seed: int,
 ) -> None:  # fmt: skip
     of = Experts(
         count, per_token, 8, (0,), scores="sigmoid" if sigmoid else "softmax", normalised=normalised, scaling=1.7,
@@ -59,6 +60,7 @@ def test_experts_are_chosen_as_the_twin_chooses(
         numbers(rows, width, device=device, seed=seed, dtype=torch.float32 if exact else dtype) * width**-0.5,
         numbers(count, device=device, seed=seed + 1) if bias else None,
         numbers(count, device=device, seed=seed + 2) if selection else None,
+        numbers(count, device=device, seed=seed + 4) if factors else None,
         shared=shared != "none",
         gated=shared == "gated",
     )
@@ -83,6 +85,16 @@ def test_of_equal_scores_the_first_is_chosen(device: str) -> None:
     assert weights.tolist() == [[pytest.approx(1 / 3)] * 3]
 
 
+def test_scores_that_are_one_number_leave_the_larger_logit_first(device: str) -> None:
+    """Llama 4's experts are chosen by logits, whose sigmoids may all be 1."""
+    logits = torch.tensor([90.0, 70.0, 95.0, 60.0], device=device)
+    router = ExpertRouter(torch.diag(logits), shared=True)
+    of = Experts(4, 1, 8, (0,), scores="sigmoid", normalised=False, scaled_inputs=True)
+    for run in (route_triton, route_torch):
+        weights, chosen = run(torch.ones(1, 4, device=device), router, of)
+        assert chosen.tolist() == [[2]] and weights.tolist() == [[1.0, 1.0]]
+
+
 FORMS = {
     "dense": lambda weight: weight,
     "int8": lambda weight: quantize(weight, 8),
@@ -100,9 +112,15 @@ def stored(weight: Tensor) -> QuantizedWeight:
     return made
 
 
-def of_experts(count: int, rows: int, width: int, form: str, seed: int, device: str, dtype: torch.dtype) -> Any:
+def of_experts(
+    count: int, rows: int, width: int, form: str, seed: int, device: str, dtype: torch.dtype, biased: bool = False
+) -> Any:
     each = numbers(count, rows, width, device=device, dtype=dtype, seed=seed) * width**-0.5
-    return expert_weights([FORMS[form](weight.contiguous()) for weight in each], dtype)
+    biases = list(numbers(count, rows, device=device, dtype=dtype, seed=seed + 50)) if biased else []
+    return expert_weights([FORMS[form](weight.contiguous()) for weight in each], dtype, biases=biases)
+
+
+CLAMPED = ClampedSwiGLU(1.702, 0.8)
 
 
 @pytest.mark.slow
@@ -110,41 +128,51 @@ def of_experts(count: int, rows: int, width: int, form: str, seed: int, device: 
 @given(
     tokens=st.sampled_from([1, 2, 40]), count=st.sampled_from([3, 8, 20]), hidden=st.sampled_from([16, 72, 200]),
     wide=st.sampled_from([16, 40, 136]), per_token=st.integers(1, 3), form=st.sampled_from(list(FORMS)),
-    activation=st.sampled_from(["silu", "gelu_tanh"]), shared=st.booleans(), invariant=st.booleans(),
+    activation=st.sampled_from(["silu", "gelu_tanh", CLAMPED]), shared=st.booleans(), invariant=st.booleans(),
+    extra=st.sampled_from(["", "biases", "scaled inputs"]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_outputs_are_those_of_the_twin(
-    device: str, tokens: int, count: int, hidden: int, wide: int, per_token: int, form: str, activation: Activation,
-    shared: bool, invariant: bool, dtype: torch.dtype, seed: int,
+    device: str, tokens: int, count: int, hidden: int, wide: int, per_token: int, form: str,
+    activation: Activation | ClampedSwiGLU, shared: bool, invariant: bool, extra: str, dtype: torch.dtype, seed: int,
 ) -> None:  # fmt: skip
     if dtype == torch.float32 and form != "dense":
         dtype = torch.float16  # weights of few bits are for activations of 16
-    gate_up = of_experts(count, 2 * wide, hidden, form, seed, device, dtype)
-    down = of_experts(count, hidden, wide, form, seed + 1, device, dtype)
+    gate_up = of_experts(count, 2 * wide, hidden, form, seed, device, dtype, extra == "biases")
+    down = of_experts(count, hidden, wide, form, seed + 1, device, dtype, extra == "biases")
     x = numbers(tokens, hidden + 8, device=device, dtype=dtype, seed=seed + 2)[:, :hidden]
     chosen = numbers(tokens, count, device=device, seed=seed + 3).topk(per_token).indices.int()
     weights = numbers(tokens, per_token + shared, device=device, seed=seed + 4).abs()
     beside = numbers(tokens, hidden, device=device, dtype=dtype, seed=seed + 5) if shared else None
     found, wanted = (
-        run(x, gate_up, down, weights, chosen, activation, shared=beside, invariant=invariant)
+        run(
+            x, gate_up, down, weights, chosen, activation, shared=beside, scaled_inputs=extra == "scaled inputs",
+            invariant=invariant,
+        )
         for run in (mix_triton, mix_torch)
-    )
+    )  # fmt: skip
     assert apart(found, wanted) < BOUND[dtype]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scaled_inputs", [False, True])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_token_is_the_same_bits_beside_any_others(form: str, device: str) -> None:
+def test_a_token_is_the_same_bits_beside_any_others(form: str, scaled_inputs: bool, device: str) -> None:
+    """Of gpt-oss's experts, with biases and clamped gates, and of those that read scaled inputs."""
     count, hidden, wide, dtype = 6, 96, 40, torch.float16
-    gate_up = of_experts(count, 2 * wide, hidden, form, 0, device, dtype)
-    down = of_experts(count, hidden, wide, form, 1, device, dtype)
+    gate_up = of_experts(count, 2 * wide, hidden, form, 0, device, dtype, not scaled_inputs)
+    down = of_experts(count, hidden, wide, form, 1, device, dtype, not scaled_inputs)
+    gate: Activation | ClampedSwiGLU = "silu" if scaled_inputs else CLAMPED
     x = numbers(70, hidden, device=device, dtype=dtype, seed=2)
     router = ExpertRouter(numbers(count, hidden, device=device, dtype=dtype, seed=3))
     of = Experts(count, 2, wide, (0,))
 
     def run(rows: Tensor) -> tuple[Tensor, Tensor]:
         weights, chosen = route_triton(rows, router, of)
-        return weights, mix_triton(rows, gate_up, down, weights, chosen, "silu", invariant=True)
+        made = mix_triton(
+            rows, gate_up, down, weights, chosen, gate, scaled_inputs=scaled_inputs, invariant=True
+        )  # fmt: skip
+        return weights, made
 
     together = run(x)
     for first, end in ((0, 1), (3, 40), (69, 70)):

@@ -97,7 +97,10 @@ def on(device: str, work: AttentionWork, heads: int, width: int, *, large_tile: 
     )
 
 
-def expected(made: Case, *, scale: float, window: int | None, softcap: float | None) -> Tensor:
+def expected(
+    made: Case, *, scale: float, window: int | None, softcap: float | None, chunked: bool = False,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """One token after the other, in double precision."""
     rows, query = made.rows, made.query.double().cpu()
     out = torch.zeros(query.shape, dtype=torch.float64)
@@ -113,16 +116,22 @@ def expected(made: Case, *, scale: float, window: int | None, softcap: float | N
         for token in range(rows.starts[row], rows.starts[row + 1]):
             position = int(made.positions[token])
             first = 0 if window is None else max(0, position - window + 1)
+            if window is not None and chunked:
+                first = position - position % window
             scores = torch.einsum("hd,khd->hk", query[token], keys[first : position + 1]) * scale
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
-            out[token] = torch.einsum("hk,khd->hd", scores.softmax(-1), values[first : position + 1])
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double().cpu()[:, None]], 1)
+            weights = scores.softmax(-1)[:, : position + 1 - first]
+            out[token] = torch.einsum("hk,khd->hd", weights, values[first : position + 1])
     return out
 
 
 def check(
-    made: Case, limits: WorkLimits, run: str, *, window: int | None = None, softcap: float | None = None, spare: int = 0
-) -> AttentionWork:
+    made: Case, limits: WorkLimits, run: str, *, window: int | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None, spare: int = 0,
+) -> AttentionWork:  # fmt: skip
     work = cut(made.rows, limits, window)
     heads, width = made.query.shape[1:]
     pieces = on(made.query.device.type, work, heads, width, large_tile=limits.large_tile, spare=spare)
@@ -131,10 +140,10 @@ def check(
         (len(made.query), heads, width), float("nan"), dtype=made.query.dtype, device=made.query.device
     )
     found = RUNS[run](
-        made.query, made.cache, pieces, made.positions, scale=scale, window=window, softcap=softcap,
-        out=poisoned,
+        made.query, made.cache, pieces, made.positions, scale=scale, window=window, chunked=limits.chunked,
+        softcap=softcap, sinks=sinks, out=poisoned,
     )  # fmt: skip
-    wanted = expected(made, scale=scale, window=window, softcap=softcap)
+    wanted = expected(made, scale=scale, window=window, softcap=softcap, chunked=limits.chunked, sinks=sinks)
     error = (found.double().cpu() - wanted).abs().max() / wanted.abs().max()
     assert error < BOUND[made.query.dtype], f"relative error {error}"
     return work
@@ -158,21 +167,92 @@ ragged = st.lists(
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),
     window=st.sampled_from([None, None, 5, 70]),
     softcap=st.sampled_from([None, None, 2.0]),
+    sink=st.booleans(),
+    chunked=st.booleans(),
     pieces=st.sampled_from([1, 4, 64]),
     seed=st.integers(0, 1000),
 )
 def test_any_rows_come_out_as_plain_attention(
     run: str, device: str, shapes: list[tuple[int, int]], block_size: int, heads: tuple[int, int], width: int,
-    dtype: torch.dtype, window: int | None, softcap: float | None, pieces: int, seed: int,
+    dtype: torch.dtype, window: int | None, softcap: float | None, sink: bool, chunked: bool, pieces: int, seed: int,
 ) -> None:  # fmt: skip
     made = case(
         shapes, device, block_size=block_size, heads=heads[0], kv_heads=heads[1], width=width, dtype=dtype, seed=seed
     )
-    check(made, WorkLimits(heads[0] // heads[1], pieces), run, window=window, softcap=softcap)
+    limits = WorkLimits(heads[0] // heads[1], pieces, chunked=chunked)
+    check(made, limits, run, window=window, softcap=softcap, sinks=sinks_of(heads[0], device) if sink else None)
+
+
+def sinks_of(heads: int, device: str) -> Tensor:
+    """Some that take most of a query's weight, some that take next to none."""
+    return (torch.randn(heads, generator=torch.Generator().manual_seed(heads)) * 4 + 2).to(device)
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("width", [32, 64, 128, 192, 256])
+@pytest.mark.parametrize(("shapes", "shared"), [([(1, 300), (1, 90), (20, 200)], 0), ([(1, 400), (1, 397)], 24)])
+def test_a_sink_joins_the_denominator_once(run: str, shapes: list[tuple[int, int]], shared: int, device: str) -> None:
+    """However many parts a query's keys are in, and one that outweighs them all leaves nothing."""
+    made = case(shapes, device, shared=shared, dtype=torch.float16)
+    for pieces in (1, 64):
+        work = check(made, WorkLimits(2, pieces), run, sinks=sinks_of(4, device))
+        assert pieces == 1 or (len(work.merged) and max(np.diff(work.starts)) > 1)
+    sinks = torch.tensor([0.0, 1e30, -1e30, torch.finfo(torch.float32).max], device=device)
+    pieces_of = on(device, cut(made.rows, WorkLimits(2, 4)), 4, 32)
+    found = RUNS[run](made.query, made.cache, pieces_of, made.positions, scale=0.2, sinks=sinks)
+    plain = RUNS[run](made.query, made.cache, pieces_of, made.positions, scale=0.2)
+    assert not found[:, 1].any() and not found[:, 3].any() and not found.isnan().any()
+    assert torch.equal(found[:, 2], plain[:, 2]) and not torch.equal(found[:, 0], plain[:, 0])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_sink_leaves_the_same_bits_beside_any_others(window: int | None, device: str) -> None:
+    """A query whose keys are one part by itself is in a tile of several parts beside others."""
+    made = case([(40, 140)], device, dtype=torch.float16)
+    limits, sinks = WorkLimits(2, 8, fixed_keys=128), sinks_of(4, device)
+
+    def attended(first: int, end: int) -> Tensor:
+        rows = replace(made.rows, starts=np.array([0, end - first]), contexts=np.array([100 + end]))
+        work = cut(rows, limits, window)
+        return attention.attend_triton(
+            made.query[first:end], made.cache, on(device, work, 4, 32), made.positions[first:end], scale=0.2,
+            window=window, sinks=sinks,
+        )  # fmt: skip
+
+    together = attended(0, 40)
+    for first, end in ((3, 4), (27, 28), (39, 40), (20, 35)):
+        assert torch.equal(attended(first, end), together[first:end]), (first, end)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("fixed", [None, 128])
+def test_chunks_end_where_they_do_for_every_query(run: str, fixed: int | None, device: str) -> None:
+    """A tile of queries that crosses a border, decodes at both sides of one, and pieces that grew over it."""
+    made = case([(50, 170), (1, 160), (1, 161), (5, 82)], device, dtype=torch.float16)
+    check(made, WorkLimits(2, 8, fixed_keys=fixed, chunked=True), run, window=80)
+    if fixed is None:
+        contexts = np.array([158, 240])
+        grew = case([(1, 164), (1, 246)], device, dtype=torch.float16)
+        limits = WorkLimits(2, 8, chunked=True)
+        work = cut(replace(grew.rows, contexts=contexts), limits, 80)
+        for _ in range(6):
+            contexts = contexts + 1
+            work = grown(work, replace(grew.rows, contexts=contexts))
+        found = RUNS[run](
+            grew.query, grew.cache, on(device, work, 4, 32), grew.positions, scale=32**-0.5, window=80, chunked=True
+        )
+        wanted = expected(grew, scale=32**-0.5, window=80, softcap=None, chunked=True)
+        assert (found.double().cpu() - wanted).abs().max() < 2e-3 * wanted.abs().max()
+
+
+def test_chunks_are_read_from_their_own_beginning() -> None:
+    """A decode reads no key before its chunk but those of a tile's beginning."""
+    rows = Rows(np.array([0, 1, 2]), np.array([300, 1025]), np.zeros((2, 80), dtype=np.int64), 16)
+    assert cut(rows, WorkLimits(2, 1, chunked=True), 256).small[:, 3].tolist() == [256, 1024]
+    assert sorted(cut(rows, WorkLimits(2, 1), 256).small[:, 3].tolist()) == [0, 768]
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("width", [32, 64, 128, 192, 256, 512])
 def test_every_size_of_head(run: str, width: int, device: str) -> None:
     made = case([(1, 77), (20, 100)], device, width=width, dtype=torch.bfloat16)
     check(made, WorkLimits(2, 4), run)

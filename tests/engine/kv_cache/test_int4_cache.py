@@ -92,7 +92,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def decoder(checkpoint: Path, kernels: str) -> Decoder:
     made = load_decoder(checkpoint, dtype=torch.bfloat16)
-    assert made.tiled
+    assert made.native
     return made
 
 

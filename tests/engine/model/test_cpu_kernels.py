@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from engine import EngineConfig
+from engine.config import QuantizationName
 from engine.kernels import cpu
 from engine.kernels.cpu import build
 from engine.kernels.cpu.binding import NativeLinear, TiledWeight
@@ -20,6 +22,7 @@ from engine.kv_cache.quantized_cache import Coding
 from engine.model.batch import KVCache
 from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
+from engine.model.mlp.experts import run_experts
 from tests.engine.model import tiny
 from tests.engine.model.instruction_sets import kernels_for
 from tests.engine.model.stepping import Stepper, apart
@@ -82,7 +85,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def decoder(checkpoint: Path, kernels: str) -> Decoder:
     made = load_decoder(checkpoint, dtype=torch.bfloat16)
-    assert made.tiled
+    assert made.native
     return made
 
 
@@ -177,11 +180,12 @@ LATENT = {
         ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", {**EXPERTS, "head_dim": 32, "shared_expert_intermediate_size": 96}),
         ("DeepseekV3Config", "DeepseekV3ForCausalLM", LATENT),
         ("Lfm2MoeConfig", "Lfm2MoeForCausalLM", {**tiny.MODELS["lfm2_moe"][2], **EXPERTS, "num_dense_layers": 1}),
+        ("Glm4MoeConfig", "Glm4MoeForCausalLM", {**tiny.MODELS["glm4_moe"][2], "moe_intermediate_size": 64}),
     ],
-    ids=["qwen3_moe", "gpt_oss", "qwen2_moe", "deepseek_v3", "lfm2_moe"],
+    ids=["qwen3_moe", "gpt_oss", "qwen2_moe", "deepseek_v3", "lfm2_moe", "glm4_moe"],
 )
 def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dict[str, Any], tmp_path: Path) -> None:
-    """Torch routes. Some tokens are near enough to a tie for another expert, so the median token is judged."""
+    """Some tokens are near enough to a tie for another expert, so the median token is judged."""
     made = tiny.build(config, model, {**WIDE, **sizes})
     path = tiny.save(made.to(torch.bfloat16), tmp_path)
     few = [prompt for prompt in prompts() if len(prompt) < 34]
@@ -194,6 +198,7 @@ def test_experts_are_products_of_the_kernels(config: str, model: str, sizes: dic
     assert decoder.native == (config not in ("GptOssConfig", "DeepseekV3Config"))
     assert (mixtures[1] is not None) == ("mlp_only_layers" not in sizes)
     assert typical(Stepper(decoder, few, seed=1).run(300), exact) < 1.5 * typical(rounded, exact) < 0.03
+    assert_routed_as_by_torch(decoder)
     if config == "Qwen2MoeConfig":
         of_few_bits = load_decoder(path, dtype=torch.bfloat16, quantization="int8")
         mixture = of_few_bits._layers[0].mixture
@@ -225,6 +230,40 @@ def test_linears_beside_mamba2_are_products_of_the_kernels(name: str, sizes: dic
     assert typical(Stepper(decoder, few, seed=1).run(300), exact) < 1.5 * typical(rounded, exact) < 0.03
 
 
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_bits_of_mixtures_do_not_depend_on_the_batch(
+    quantization: QuantizationName, kernels: str, tmp_path: Path
+) -> None:
+    config, model, overrides = tiny.MODELS["glm4_moe"]
+    made = tiny.build(config, model, {**WIDE, **overrides, "moe_intermediate_size": 64})
+    path = tiny.save(made.to(torch.bfloat16), tmp_path)
+    decoder = load_decoder(path, dtype=torch.bfloat16, quantization=quantization)
+    few = [prompt for prompt in prompts() if len(prompt) < 34]
+    alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in few]
+    together = Stepper(decoder, few, seed=2).run(13)
+    assert decoder.native and all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+    assert_routed_as_by_torch(decoder)
+
+
+def assert_routed_as_by_torch(decoder: Decoder) -> None:
+    """Of random rows, by routers whose scores and biases are far apart, so that no rounding chooses another expert."""
+    experts, generator = decoder.spec.experts, torch.Generator().manual_seed(7)
+    assert experts is not None
+    for layer in decoder._layers:
+        mixture = layer.mixture
+        if mixture is None or mixture.mix is None:
+            assert mixture is None or experts.gate is not None
+            continue
+        mixture.router.normal_(generator=generator)
+        if mixture.selection_bias is not None:
+            mixture.selection_bias.normal_(std=0.3, generator=generator)
+        for tokens in (1, 2, 7, 40):
+            x = torch.randn(tokens, decoder.spec.hidden_size, generator=generator).bfloat16()
+            expected = run_experts(experts, replace(mixture, mix=None), x, x, decoder._gated, by_row=False)
+            found = run_experts(experts, mixture, x, x, decoder._gated, by_row=False)
+            torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-6 * float(expected.abs().max()))
+
+
 def typical(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """Returns the largest relative difference of the median token's logits."""
     pairs = zip(found, expected, strict=True)
@@ -236,7 +275,7 @@ def test_torch_runs_the_model_where_the_processor_has_no_vectors(tmp_path: Path)
     path = tiny.save(tiny.build(config, model, {**overrides, **WIDE}).to(torch.bfloat16), tmp_path)
     with kernels_for(""):
         decoder = load_decoder(path, dtype=torch.bfloat16)
-        assert not decoder.tiled and cpu.unavailable() == "the processor has no AVX2"
+        assert not decoder.native and cpu.unavailable() == "the processor has no AVX2"
         assert torch.cat(Stepper(decoder, prompts()).run(300)).isfinite().all()
 
 

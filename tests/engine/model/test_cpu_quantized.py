@@ -151,7 +151,7 @@ def test_a_decoder_is_the_model_of_its_rounded_weights(checkpoint: Path, quantiz
     inner = partial(exact, 4 if quantization == "int4" else 8)
     whole = load_decoder(checkpoint, dtype=torch.float32, packing=Packing(inner, inner, partial(exact, 8)))
     decoder = load_decoder(checkpoint, dtype=torch.bfloat16, quantization=quantization, deterministic=True)
-    assert decoder.tiled
+    assert decoder.native
     wanted, found = (torch.cat(Stepper(each, prompts()).run(300)) for each in (whole, decoder))
     assert apart(found, wanted) < 0.06  # bfloat16 alone is 0.01 to 0.02 apart, activations of 8 bits the rest
 
@@ -222,7 +222,7 @@ def test_torch_multiplies_rows_of_8_bits(
 def test_torch_runs_int8_where_the_kernels_do_not(checkpoint: Path, how: dict[str, Any]) -> None:
     exact = torch.cat(Stepper(load_decoder(checkpoint, dtype=torch.float32), prompts()).run(300))
     decoder = load_decoder(checkpoint, quantization="int8", **how)
-    assert not decoder.tiled
+    assert not decoder.native
     assert apart(torch.cat(Stepper(decoder, prompts()).run(300)), exact) < 0.2
 
 

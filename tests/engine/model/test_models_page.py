@@ -114,7 +114,7 @@ def on_cpu(spec: ModelSpec) -> str:
         return "torch"
     if spec.torch_layers:
         return "products in C++"
-    return "C++" if spec.experts is None else "C++, routed by torch"
+    return "C++"
 
 
 def on_gpu(spec: ModelSpec) -> str:

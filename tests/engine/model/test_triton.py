@@ -36,6 +36,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped
     "olmoe": ("olmoe", {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None}),
     "ernie4_5_moe": ("ernie4_5_moe", {"num_hidden_layers": 3}),
     "glm4_moe": ("glm4_moe", {"num_hidden_layers": 3}),
+    "sinks": ("gpt_oss", {"sliding_window": 9}),
+    "growing_queries": ("ministral3", {}),
+    "head_norms_less_the_mean": ("cohere", {}),
+    "parallel": ("cohere2", {"num_hidden_layers": 4, "sliding_window": 9}),
+    "chunks": ("llama4", {"num_hidden_layers": 4, "attention_chunk_size": 9}),
+    "kinds_of_layers": ("gemma4", {"num_hidden_layers": 6, "global_head_dim": 64}),
+    "experts_beside_an_mlp": ("gemma4_moe", {"num_hidden_layers": 6, "global_head_dim": 48}),
     "multipliers": ("granite", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None}),
 }
 LENGTHS = (1, 9, 16)

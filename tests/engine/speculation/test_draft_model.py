@@ -11,7 +11,7 @@ import pytest
 from engine import Engine, EngineConfig, InvalidParameter, Sampling, Span
 from engine.speculation.draft_model import DraftModel
 from tests.engine.model import tiny
-from tests.engine.speculation.test_same_tokens import Recorder, answers, requests
+from tests.engine.speculation.test_same_tokens import Recorder, answers, many, requests
 from tests.tiny import byte_tokenizer
 
 
@@ -28,7 +28,7 @@ def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_drafts_change_nothing(kernels: str, smaller: Path, request: pytest.FixtureRequest) -> None:
     target = str(request.getfixturevalue(kernels))
     config = EngineConfig(target, deterministic=True, kv_blocks=400, threads=1)
-    asked = requests(20, seed=21)
+    asked = requests(many(20), seed=21)
     plain, _ = await answers(config, asked, Recorder())
     drafting = replace(config, speculation="draft", draft_model=str(smaller))
     got, stats = await answers(drafting, asked, Recorder())

@@ -17,7 +17,7 @@ from engine.core.token_tree import path_to
 from engine.speculation.joined_trees import RatedTree, joined
 from engine.speculation.proposer import DraftTokens, Proposer
 from engine.speculation.speculator import Speculator
-from tests.engine.speculation.test_same_tokens import Recorder, answers, requests
+from tests.engine.speculation.test_same_tokens import Recorder, answers, many, requests
 from tests.engine.speculation.test_suffix import sequence
 from tests.engine.speculation.test_trees import Fixed, PlantedTrees
 
@@ -144,7 +144,7 @@ async def test_joined_trees_change_nothing(wide_model: Path) -> None:
     config = EngineConfig(
         str(wide_model), deterministic=True, kv_blocks=400, threads=1, speculation="auto", speculation_tokens=12
     )
-    asked = requests(25, seed=17)
+    asked = requests(many(25), seed=17)
     plain, _ = await answers(replace(config, speculation="planted"), asked, recorder)
     both: tuple[Proposer, ...] = PlantedTrees(recorder.spans, 0.3), Renamed(recorder.spans, 0.3, seed=1)
     got, stats = await answers(config, asked, *both)

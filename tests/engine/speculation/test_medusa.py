@@ -16,7 +16,7 @@ from engine import CheckpointError, Engine, EngineConfig, Sampling, Span
 from engine.model.decoder import load_decoder
 from engine.speculation.medusa import Medusa, MedusaHeads, likeliest_tree
 from tests.engine.model import tiny
-from tests.engine.speculation.test_same_tokens import Recorder, answers, requests
+from tests.engine.speculation.test_same_tokens import Recorder, answers, many, requests
 from tests.tiny import byte_tokenizer
 
 HIDDEN, HEADS = 96, 3
@@ -60,7 +60,7 @@ def heads(
 @pytest.mark.parametrize("own", [False, True])
 async def test_drafts_change_nothing(tied: Path, tmp_path: Path, own: bool) -> None:
     config = EngineConfig(str(tied), deterministic=True, kv_blocks=400, threads=1)
-    asked = requests(20, seed=31)
+    asked = requests(many(20), seed=31)
     plain, _ = await answers(config, asked, Recorder())
     drafting = replace(config, speculation="medusa", draft_model=str(heads(tmp_path / "heads", tied, 0.1, own=own)))
     got, stats = await answers(drafting, asked, Recorder())

@@ -26,7 +26,7 @@ from engine.speculation.mtp import MTP, MTPLayer
 from engine.speculation.proposer import NOTHING, DraftTokens
 from tests.engine.model import tiny
 from tests.engine.model.stepping import apart
-from tests.engine.speculation.test_same_tokens import Planted, Recorder, answers, requests
+from tests.engine.speculation.test_same_tokens import Planted, Recorder, answers, many, requests
 from tests.tiny import byte_tokenizer
 
 NAMES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
@@ -282,7 +282,7 @@ async def test_drafts_change_nothing(
 ) -> None:
     """Batched, cut, forked, preempted, and with K/V that comes back from host memory."""
     config = configured(planted if right else random_mtp[0], deterministic=True, **changed)
-    asked = requests(12, seed=3)
+    asked = requests(many(12), seed=3)
     if "block_size" in changed:
         asked = [replace(each, span=replace(each.span, max_tokens=60)) for each in asked]
     plain, _ = await answers(replace(config, speculation="off"), asked, Recorder())

@@ -4,6 +4,7 @@ drafted for, batched, cut, forked and preempted."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -89,6 +90,11 @@ class Request:
     span: Span
     forks: int = 0
     keep: float = 1.0
+
+
+def many(few: int) -> int:
+    """Returns how many requests a proposer is held to: `few`, or `PONDER_TEST_REQUESTS` for a longer run."""
+    return int(os.environ.get("PONDER_TEST_REQUESTS", few))
 
 
 def requests(count: int, seed: int = 7) -> list[Request]:
@@ -254,7 +260,7 @@ async def test_every_kind_of_model_takes_its_drafts_back(model: str, request: py
 @pytest.mark.parametrize("proposer", ["suffix", "ngram"])
 async def test_looked_up_drafts_change_nothing(wide_model: Path, proposer: str) -> None:
     config = EngineConfig(str(wide_model), deterministic=True, kv_blocks=400, threads=1)
-    asked = requests(25, seed=11)
+    asked = requests(many(25), seed=11)
     asked = [replace(each, prompt=each.prompt * 3) for each in asked]  # texts that repeat, so that something is found
     plain, _ = await answers(config, asked, Recorder())
     got, stats = await answers(replace(config, speculation=proposer), asked, Recorder())
