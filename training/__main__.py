@@ -2,7 +2,8 @@
 
 Tokenizer, data, training, export and evaluation, first of `pebble`, then of its draft, which shares the tokenizer and
 then learns from Pebble's answers, and of its Medusa heads and its value head, which learn from those alone. On request
-(`--only reinforcement`) the Pebble that is there learns from rewards for its own answers. Stop it at any time;
+the Pebble that is there learns from rewards for its own answers (`--only reinforcement`), or weights of 4 bits
+(`--only quantized`). Stop it at any time;
 `--resume` goes on from the last checkpoint, which lies with the log in the work folder (`--work`, not committed).
 `--extend` goes on from the last state before the learning rate fell, for a longer run. `--from` begins with the weights
 of a model that was published, where its checkpoint is gone.
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer
 from training import card, evaluate, export, mixture, plans, team, train_tokenizer
 from training.distil import acceptance, answers, draft, heads, value
 from training.distil.distillation import DistilPlan
+from training.quantized import qat
 from training.reinforcement import grpo
 from training.reinforcement.rollouts import usual_workers
 from training.text import prose
@@ -165,14 +167,27 @@ def make_reinforced(arguments: argparse.Namespace) -> None:
     card.plot_rewards(work / grpo.LOG, CURVES / "pebble-reward.png")
 
 
+def make_quantized(arguments: argparse.Namespace) -> None:
+    """Trains the Pebble that is there, or the one of `--from`, for weights of 4 bits, and writes them beside it."""
+    if arguments.device != "cpu" or arguments.begin == "extend":
+        raise SystemExit(
+            "--only quantized trains on a CPU, from the start or with --resume: leave out --device, --extend."
+        )
+    plan = replace(on_cpu(qat.PLAN), steps=arguments.steps or qat.PLAN.steps, seed=arguments.seed)
+    base, out = arguments.start or arguments.out / "pebble", arguments.out / "pebble-int4"
+    qat.make(base, out, arguments.work / "quantized", plan, resume=arguments.begin == "resume")
+
+
 MAKERS = {"pebble": make_base, "value-head": make_value_head, "pebble-draft": make_draft, "pebble-medusa": make_heads}
-ON_REQUEST = {"reinforcement": make_reinforced}
+ON_REQUEST = {"reinforcement": make_reinforced, "quantized": make_quantized}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", choices=(*MAKERS, *ON_REQUEST), help="one of the models, or its reinforcement")
+    parser.add_argument(
+        "--only", choices=(*MAKERS, *ON_REQUEST), help="one of the models, its reinforcement, or its weights of 4 bits"
+    )
     parser.add_argument(
         "--processes",
         type=int,
