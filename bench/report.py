@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,13 @@ def newest(slug: str) -> Results:
     """The last results that were kept under a name, or none."""
     found = sorted(RESULTS.glob(f"????-??-??-{slug}.json"))
     return dict(json.loads(found[-1].read_text("utf-8"))) if found else {}
+
+
+def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
+    """Returns the 95% interval of the mean, by bootstrap."""
+    pick = random.Random(1)
+    means = sorted(statistics.fmean(pick.choices(values, k=len(values))) for _ in range(draws))
+    return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 
 def tables(results: Results) -> str:

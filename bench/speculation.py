@@ -33,6 +33,7 @@ from bench.cpu import checkpoint
 from bench.cpu.__main__ import gguf_of
 from bench.cpu.contestants import PEERS
 from bench.cpu.steps import laid_step
+from bench.report import interval
 from engine import GREEDY, Engine, EngineConfig, Sampling, Span
 from engine.builder import build
 from engine.core.request import SequenceState, SpanJob
@@ -80,13 +81,6 @@ async def answered(engine: Engine, prompt: Sequence[int], span: Span, tenant: st
             tokens += out.token_ids
             steps += bool(out.token_ids) and not out.drafted
     return DraftedAnswer(tuple(tokens), steps, last - first)
-
-
-def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
-    """Returns the 95% interval of the mean, by bootstrap."""
-    pick = random.Random(1)
-    means = sorted(statistics.fmean(pick.choices(values, k=len(values))) for _ in range(draws))
-    return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 
 @app.command()

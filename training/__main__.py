@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -26,6 +27,7 @@ from training import card, evaluate, export, mixture, plans, team, train_tokeniz
 from training.diffusion import pair, students
 from training.distil import acceptance, answers, draft, heads, value
 from training.distil.distillation import DistilPlan
+from training.quantized import qat
 from training.reinforcement import grpo
 from training.reinforcement.rollouts import usual_workers
 from training.text import prose
@@ -167,6 +169,17 @@ def make_reinforced(arguments: argparse.Namespace) -> None:
     card.plot_rewards(work / grpo.LOG, CURVES / "pebble-reward.png")
 
 
+def make_quantized(arguments: argparse.Namespace) -> None:
+    """Trains the Pebble that is there, or the one of `--from`, for weights of 4 bits, and writes them beside it."""
+    if arguments.device != "cpu" or arguments.begin == "extend":
+        raise SystemExit(
+            "--only quantized trains on a CPU, from the start or with --resume: leave out --device, --extend."
+        )
+    plan = replace(on_cpu(qat.PLAN), steps=arguments.steps or qat.PLAN.steps, seed=arguments.seed)
+    base, out = arguments.start or arguments.out / "pebble", arguments.out / "pebble-int4"
+    qat.make(base, out, arguments.work / "quantized", plan, resume=arguments.begin == "resume")
+
+
 MAKERS = {"pebble": make_base, "value-head": make_value_head, "pebble-draft": make_draft, "pebble-medusa": make_heads}
 
 
@@ -180,8 +193,9 @@ def make_one_of_pair(name: str, arguments: argparse.Namespace) -> None:
     pair.train_one(name, plan, work, out, resume=arguments.begin == "resume")
 
 
-ON_REQUEST = {
+ON_REQUEST: dict[str, Callable[[argparse.Namespace], None]] = {
     "reinforcement": make_reinforced,
+    "quantized": make_quantized,
     **{name: partial(make_one_of_pair, name) for name in pair.STUDENTS},
 }
 
@@ -189,7 +203,11 @@ ON_REQUEST = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training", description="Remake the bundled models.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", choices=(*MAKERS, *ON_REQUEST), help="one of the models, or its reinforcement")
+    parser.add_argument(
+        "--only",
+        choices=(*MAKERS, *ON_REQUEST),
+        help="one of the models, its reinforcement, its weights of 4 bits, or one of the pair",
+    )
     parser.add_argument(
         "--processes",
         type=int,
@@ -222,7 +240,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models"))
     arguments = parser.parse_args()
     for name in (arguments.only,) if arguments.only else MAKERS:
-        (MAKERS | ON_REQUEST)[name](arguments)
+        {**MAKERS, **ON_REQUEST}[name](arguments)
 
 
 if __name__ == "__main__":

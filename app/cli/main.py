@@ -91,7 +91,7 @@ def diffuse(
     ],
     model: Annotated[
         str, typer.Option(metavar="DIR|NAME", help="A masked-diffusion model, as training makes it.")
-    ] = "models/pebble-diffusion",
+    ],
     length: Annotated[
         int | None,
         typer.Option(metavar="TOKENS", help=r"Most tokens after a prompt. \[as trained]", show_default=False),

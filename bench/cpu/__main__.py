@@ -1,5 +1,5 @@
-"""`python -m bench.cpu ours|transformers|llama|weights|quality|quantize|bits|steps|mixture|report`: a part a call, then
-the report of those that are kept under build/.
+"""`python -m bench.cpu ours|transformers|llama|weights|quality|quantize|qat|bits|steps|mixture|report`: a part a call,
+then the report of those that are kept under build/.
 
 Decoding is measured as all requests' tokens a second once all prompts are read, prefill as one prompt of 512 tokens.
 Ours goes through the whole engine, greedy sampling included; the peers are spared sampling.
@@ -19,11 +19,12 @@ import torch
 import typer
 
 from bench import hardware, report
-from bench.cpu import checkpoint, mixture, quality, quantized
+from bench.cpu import checkpoint, mixture, quality, quantization_aware, quantized
 from bench.cpu import steps as step_by_step
 from bench.cpu.bits import compared
 from bench.cpu.contestants import PEERS, PREFILL, PROMPT, in_turns, measured, run_llama
 from engine.config import QuantizationName
+from training.quantized import qat
 
 WORK = Path("build/cpu")
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -154,6 +155,29 @@ def quantize_model(
         "hardware": hardware.describe(),
         "model": model.name,
         "parts": quantized.run(model, WORK / f"quantized-{date}", questions),
+    }
+    print(report.save(results))
+
+
+@app.command("qat")
+def quantization_aware_training(
+    model: Path = Path("models/pebble"),
+    seeds: Annotated[list[int] | None, typer.Option("--seed", help="Of a run each; 1 and 2 if none.")] = None,
+    steps: Annotated[int, typer.Option(help="Of each run.")] = qat.PLAN.steps,
+    questions: Annotated[int, typer.Option(help="Of each ability.")] = 100,
+    asked: Annotated[list[str] | None, typer.Option("--ability", help="A part of its name; three if none.")] = None,
+) -> None:
+    """Fine-tuning of the bundled model at 4 bits, beside GPTQ: kept under bench/results/."""
+    parts = quantization_aware.run(
+        model, WORK / "quantization-aware", seeds or [1, 2], steps, questions, asked or quantized.ABILITIES
+    )
+    results = {
+        "date": datetime.date.today().isoformat(),
+        "slug": f"quantization-aware-{hardware.slug()}",
+        "command": f"python -m bench.cpu qat --steps {steps} --questions {questions}",
+        "hardware": hardware.describe(),
+        "model": model.name,
+        "parts": parts,
     }
     print(report.save(results))
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from training.trainer import Optimizer, wsd
+from training.trainer import Optimizer, forget_later, wsd
 
 Row = TypeVar("Row")
 Module_co = TypeVar("Module_co", bound=nn.Module, covariant=True)
@@ -35,6 +35,7 @@ class DistilPlan:
     seed: int = 1
     bfloat16: bool = False  # products in bfloat16, sums and weights in float32
     checkpoint_every_s: float = 60.0
+    log_every: int = 20  # steps
 
 
 class Student(Protocol[Module_co]):
@@ -44,6 +45,16 @@ class Student(Protocol[Module_co]):
     def module(self) -> Module_co: ...
 
     def backward(self, step: int) -> float: ...
+
+
+class RateOptimizer(Protocol):
+    """Applies gradients at a share of its peak rates."""
+
+    def step(self, share: float) -> None: ...
+
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...  # Any: as torch has it
 
 
 def rows_of(rows: Sequence[Row], step: int, batch: int, seed: int) -> list[Row]:
@@ -59,13 +70,20 @@ def rows_of(rows: Sequence[Row], step: int, batch: int, seed: int) -> list[Row]:
 
 
 class Distillation(Generic[Module_co]):
-    """Holds a student, its optimiser and the number of steps done."""
+    """Holds a student, its optimiser and the number of steps done.
 
-    def __init__(self, plan: DistilPlan, student: Student[Module_co], work: Path) -> None:
+    Without an `optimizer` Muon learns the matrices, and Adam all else.
+    """
+
+    def __init__(
+        self, plan: DistilPlan, student: Student[Module_co], work: Path, optimizer: RateOptimizer | None = None
+    ) -> None:
         self.plan = plan
         self.student = student
         self.work = work
-        self.optimizer = Optimizer(student.module, plan.matrix_lr, plan.adam_lr, bfloat16=plan.bfloat16)
+        self.optimizer: RateOptimizer = optimizer or Optimizer(
+            student.module, plan.matrix_lr, plan.adam_lr, bfloat16=plan.bfloat16
+        )
         self.done = 0
         self.seconds = 0.0
 
@@ -90,11 +108,12 @@ class Distillation(Generic[Module_co]):
             self.done, self.seconds = state["done"], state["seconds"]
 
     def run(self, until: int | None = None) -> None:
-        """Trains to the end of the plan (or to step `until`), with a line of log every twenty steps."""
+        """Trains to the end of the plan (or to step `until`), with a line of log every `log_every` of them."""
         self.work.mkdir(parents=True, exist_ok=True)
         end = min(until or self.plan.steps, self.plan.steps)
         began = saved = time.monotonic()
         losses = list[float]()
+        forget_later(self.work / "losses.jsonl", self.done)
         with (self.work / "losses.jsonl").open("a") as log:
             while self.done < end:
                 losses.append(self.student.backward(self.done))
@@ -102,7 +121,7 @@ class Distillation(Generic[Module_co]):
                 self.done += 1
                 now = time.monotonic()
                 self.seconds, began = self.seconds + now - began, now
-                if self.done % 20 == 0:
+                if self.done % self.plan.log_every == 0:
                     line = {"step": self.done, "loss": round(sum(losses) / len(losses), 4)}
                     losses.clear()
                     log.write(json.dumps(line) + "\n")

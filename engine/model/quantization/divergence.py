@@ -6,7 +6,7 @@ the engine's own loader and kernels, as it is served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,8 +47,17 @@ def check_texts(texts: Tokens) -> None:
         )
 
 
-def measure(source: Path, quantized: Path, texts: Tokens, dtype: torch.dtype | None = None) -> Divergence:
+def measure(
+    source: Path,
+    quantized: Path,
+    texts: Tokens,
+    dtype: torch.dtype | None = None,
+    *,
+    of_text: Callable[[Tensor], None] = lambda divergences: None,
+) -> Divergence:
     """Reads `texts` with both models, the quantised one in `dtype` or, without one, the machine's default.
+
+    `of_text` is given each text's divergences (tokens,) float32, one text after the other.
 
     Raises:
         CheckpointError: a model cannot be loaded.
@@ -67,6 +76,7 @@ def measure(source: Path, quantized: Path, texts: Tokens, dtype: torch.dtype | N
     for text, each in zip(texts, states, strict=True):
         before, after = original.log_probs(each), served.log_probs(text)
         divergences.append((before.exp() * (before - after)).sum(-1))
+        of_text(divergences[-1])
         same += int((before.argmax(-1) == after.argmax(-1)).sum())
         following = torch.tensor(text[1:])[:, None]
         for at, found in enumerate((before, after)):

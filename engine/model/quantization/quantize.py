@@ -106,7 +106,7 @@ def quantize(
     layers = model.spec.layers
     record = _record(source, recipe, texts)
     directory = OutputDirectory(target, layers + 1, record, resume=resume, overwrite=overwrite)
-    settings = _configuration(recipe, model)
+    settings = quantization_config(recipe, model)
     calibration = _Calibration(model, recipe)
     if not directory.has(layers):
         directory.add(layers, calibration.rest())
@@ -187,7 +187,8 @@ def _record(source: Path, recipe: Recipe, texts: Tokens) -> Json:
     return {**asdict(recipe), "model": fingerprint(source).hex(), "text": text, "version": VERSION}
 
 
-def _configuration(recipe: Recipe, model: LayerwiseModel) -> Json:
+def quantization_config(recipe: Recipe, model: LayerwiseModel) -> Json:
+    """Returns the `quantization_config` of a model that is rounded by the recipe."""
     ignored = [model.names.lm_head.removesuffix(".weight")]
     ignored += [f"re:{prefix.replace('.', '[.]')}.*" for prefix in model.names.ignored]
     return compressed_tensors.configuration(

@@ -1,0 +1,1 @@
+"""Fine-tunes the bundled model for weights of 4 bits (quantisation-aware training)."""
