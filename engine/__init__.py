@@ -23,7 +23,7 @@ from engine.errors import (
 from engine.handle import Sequence, SpanStream
 from engine.model.tokenizer import Tokenizer
 from engine.outputs import FinishReason, Prefill, SpanOutput, SpanResult, Stats, TokenLogprob
-from engine.params import GREEDY, MAX_LOGPROBS, RepetitionDetection, Sampling, Span, Speculation
+from engine.params import GREEDY, MAX_LOGPROBS, RepetitionDetection, Sampling, Span, Speculation, StreamingWindow
 
 __all__ = [
     "GREEDY",
@@ -52,6 +52,7 @@ __all__ = [
     "SpanStream",
     "Speculation",
     "Stats",
+    "StreamingWindow",
     "TokenLogprob",
     "Tokenizer",
     "UnsupportedArchitecture",

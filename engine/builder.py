@@ -23,7 +23,7 @@ from engine.kernels import cpu
 from engine.kv_cache.allocation import blocks_for
 from engine.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from engine.kv_cache.chunk_reuse.chunk_gate import check_chunk_reuse
-from engine.kv_cache.chunk_reuse.kv_moves import KVMover
+from engine.kv_cache.chunk_reuse.kv_moves import KVMover, why_not
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import build_offload
 from engine.kv_cache.pool_size import pool_blocks
@@ -159,6 +159,8 @@ def _built(config: EngineConfig, proposers: Sequence[Proposer], failed: ExitStac
         check_int4(decoder, tokenizer, config, model, numerics)
     if config.chunk_reuse is not None:
         check_chunk_reuse(decoder, tokenizer, config, model, numerics)
+    if config.context_shift and (why := why_not(spec)) is not None:
+        raise InvalidParameter("context_shift", f"context_shift is set, but {why}; accepted: False.")
     groups = kv_groups(config, spec, dtype, device, max_model_len)
     width = 1 if groups is None else groups.width
     blocks = pool_blocks(config, decoder, device, max_model_len, groups, cache.largest_bytes)
@@ -409,16 +411,16 @@ def _runner(
     trees: bool,
 ) -> Runner:
     """`draft_width`: tokens of a row with its draft; `trees`: drafts may be trees, as joined ones are."""
+    moves = config.chunk_reuse is not None or config.context_shift
+    mover = KVMover(decoder.spec, kv, decoder.rotations) if moves and isinstance(kv, KVCache) else None
     if not decoder.on_gpu:
-        reuses = config.chunk_reuse is not None
-        mover = KVMover(decoder.spec, kv, decoder.rotations) if reuses and isinstance(kv, KVCache) else None
         return ModelRunner(decoder, kv, device, deterministic=config.deterministic, images=images, mover=mover)
     max_blocks = -(-max_model_len // config.block_size)
     if device.type == "cuda":
         warm_up(decoder.spec.vocab_size, device)
     return GpuRunner(
         decoder, kv, device, max_rows=config.max_running, max_blocks=max_blocks, graphs=config.graphs,
-        draft_width=draft_width, trees=trees, images=images,
+        draft_width=draft_width, trees=trees, images=images, mover=mover,
     )  # fmt: skip
 
 

@@ -227,6 +227,7 @@ class EngineConfig:
     deterministic: bool = False  # a request's bits depend on nothing else that runs
     prefix_cache: bool = True
     chunk_reuse: ChunkReuseConfig | None = None  # None: K/V is exact, and found by whole prefixes alone
+    context_shift: bool = False  # sequences may be endless: `StreamingWindow`
     kv_events: KVEventsConfig | None = None  # None: what the prefix cache holds is not published
     kv_transfer: KVTransferConfig | None = None  # None: no K/V is exchanged with other engines
     encoder_cache_bytes: int = 256 << 20  # of encoded images, kept for the next request with them
@@ -273,7 +274,7 @@ class EngineConfig:
             if value < 1:
                 raise InvalidParameter(name, f"{name} is {value}; accepted: a positive integer.")
         self._check_tiers()
-        self._check_chunks()
+        self._check_moves()
         self._check_ranks()
         names = [name for name, _ in self.adapters]
         if not all(names) or len(set(names)) < len(names):
@@ -375,22 +376,26 @@ class EngineConfig:
             message = f"speculation is {self.speculation}, and the model is divided among {self.ranks} ranks; "
             raise InvalidParameter("speculation", f"{message}accepted: auto, off, suffix, ngram or a plugin's.")
 
-    def _check_chunks(self) -> None:
-        """Refuses what has no place beside approximate K/V. Raises InvalidParameter."""
-        if self.chunk_reuse is None:
-            return
-        plain: dict[str, tuple[object, ...]] = {
-            "prefix_cache": (True,),
-            "deterministic": (False,),
-            "kv_dtype": ("auto",),
-            "kv_events": (None,),
-            "kv_transfer": (None,),
-            "ranks": (1,),
+    def _check_moves(self) -> None:
+        """Refuses what has no place beside K/V that moves. Raises InvalidParameter."""
+        plain: dict[str, object] = {
+            "deterministic": False,
+            "kv_dtype": "auto",
+            "kv_events": None,
+            "kv_transfer": None,
+            "ranks": 1,
         }
-        for name, (accepted,) in plain.items():
+        if self.chunk_reuse is not None:
+            self._check_beside("chunk_reuse", "None", {"prefix_cache": True, **plain})
+        if self.context_shift:
+            self._check_beside("context_shift", "False", plain)
+
+    def _check_beside(self, of: str, unset: str, plain: dict[str, object]) -> None:
+        """Refuses another value than the one in `plain` beside a field that is set. Raises InvalidParameter."""
+        for name, accepted in plain.items():
             if (value := getattr(self, name)) != accepted:
-                message = f"chunk_reuse is set and {name} is {value}; accepted: {accepted} beside it, or chunk_reuse"
-                raise InvalidParameter("chunk_reuse", f"{message} None.")
+                message = f"{of} is set and {name} is {value}; accepted: {accepted} beside it, or {of} {unset}."
+                raise InvalidParameter(of, message)
 
     def _check_tiers(self) -> None:
         if not 0 < self.kv_tenant_share <= 1:

@@ -52,7 +52,8 @@ from engine.multimodal.image_input import (
 from engine.multimodal.processors import Processor, load_processor
 from engine.multimodal.prompt_images import check_whole
 from engine.outputs import Stats
-from engine.params import RemotePrefill, Speculation, check_chunks
+from engine.params import RemotePrefill, Speculation, StreamingWindow, check_chunks
+from engine.span_checks import check_endless, check_speculation
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
@@ -116,6 +117,9 @@ class Engine:
         if (replicas := max(config.data_parallel_size, fallback.config.data_parallel_size)) > 1:
             message = f"data_parallel_size is {replicas}, and there are fallback weights; accepted: 1 beside them."
             raise InvalidParameter("data_parallel_size", message)
+        if config.context_shift:
+            message = "context_shift is set, and there are fallback weights; accepted: False beside them."
+            raise InvalidParameter("context_shift", message)
         from engine.ipc.fallback_link import FallbackLink
         from engine.model.memory import divided, needs_of  # torch comes with it
 
@@ -168,7 +172,7 @@ class Engine:
     async def open(
         self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None,
         deadline_s: float | None = None, remote_prefill: RemotePrefill | None = None,
-        chunks: Iterable[tuple[int, int]] = (),
+        chunks: Iterable[tuple[int, int]] = (), streaming: StreamingWindow | None = None,
     ) -> Sequence:  # fmt: skip
         """Opens a sequence. Nothing is computed until it generates or scores.
 
@@ -176,12 +180,14 @@ class Engine:
         `adapters`, which all of the sequence is computed with. Lower `priority` runs first. After `deadline_s` seconds
         the sequence closes; a span then ends with the finish reason "deadline". With `remote_prefill` the first span
         waits for the K/V of whole blocks from there; what does not come is computed. `chunks` are spans of the tokens,
-        such as retrieved passages, whose K/V may be taken from another prompt of the tenant's, with `chunk_reuse`.
+        such as retrieved passages, whose K/V may be taken from another prompt of the tenant's, with `chunk_reuse`. With
+        `streaming` it has no end: the model sees its first tokens and a window of the last.
 
         Raises:
-            ContextLengthExceeded: the context cannot hold the tokens and one more.
+            ContextLengthExceeded: the context cannot hold the tokens and one more, and there is no window.
             InvalidParameter: a token id is outside the vocabulary, the adapter is not loaded, no K/V is loaded from
-                that peer, or the chunks are no spans of the tokens or `chunk_reuse` is not set.
+                that peer, the chunks are no spans of the tokens or `chunk_reuse` is not set, the window does not fit
+                the context or `context_shift` is not set.
             QueueFull: too many spans wait already.
             EngineStopped: see there.
         """
@@ -190,15 +196,20 @@ class Engine:
             raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
         given = list(tokens)
         self.check_prompt(given)
-        self.check_length(len(given) + 1)
+        self.check_length(len(given) + 1 if streaming is None else 0)
         self.check_queue()
         if remote_prefill is not None:
             self.config.check_peer(remote_prefill.host, remote_prefill.port)
         reuses = self.config.chunk_reuse is not None
         spans, id = check_chunks(chunks, len(given), reuses=reuses), self.next_id()
+        if streaming is not None:
+            check_endless(given, streaming, self.config, spans)
+            streaming = streaming.in_blocks(self.config.block_size, self.max_model_len)
         images = self.add_images(given)
-        self.post(m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill, spans))
-        return Sequence(self, id, given, images=images, adapter=adapter)
+        self.post(
+            m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill, spans, streaming)
+        )
+        return Sequence(self, id, given, images=images, adapter=adapter, streaming=streaming)
 
     def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None) -> None:
         """Prefills whole blocks of these tokens into the tenant's prefix cache, once the engine has nothing else to do.
@@ -455,16 +466,9 @@ class Engine:
     def check_speculation(self, speculation: Speculation | None) -> None:
         """Raises `InvalidParameter` for a proposer that the engine does not have, or a prediction outside the
         vocabulary or longer than the context."""
-        if speculation is None:
-            return
-        if speculation.proposer not in ("auto", "off", *self.proposers):
-            accepted = ", ".join(("auto", "off", *self.proposers))
-            message = f"speculation.proposer is {speculation.proposer!r}; accepted: {accepted}."
-            raise InvalidParameter("speculation.proposer", message)
-        self.check_tokens(speculation.prediction)
-        if len(speculation.prediction) > self.max_model_len:
-            message = f"prediction has {len(speculation.prediction)} tokens; accepted: up to {self.max_model_len}."
-            raise InvalidParameter("prediction", message)
+        if speculation is not None:
+            check_speculation(speculation, self.proposers, self.max_model_len)
+            self.check_tokens(speculation.prediction)
 
     # -- replies of the core, on the event loop
 

@@ -14,11 +14,12 @@ from types import TracebackType
 from typing import Self
 
 from engine.core import messages as m
-from engine.errors import ContextLengthExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
+from engine.errors import FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
 from engine.multimodal.image_input import ImageInput
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
-from engine.params import Span
+from engine.params import Span, StreamingWindow
+from engine.span_checks import check_endless, check_span, refuse_endless
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
 
 
@@ -37,8 +38,10 @@ class Sequence:
         parent: Sequence | None = None,
         images: tuple[ImageInput, ...] = (),
         adapter: str | None = None,
+        streaming: StreamingWindow | None = None,
     ) -> None:
         self.adapter = adapter  # its name
+        self.streaming = streaming  # of an endless sequence
         self._engine = engine
         self._id = id
         self._tokens = tokens
@@ -73,7 +76,9 @@ class Sequence:
         self._check_free()
         added = tuple(tokens)
         self._engine.check_prompt(added)
-        self._engine.check_length(len(self) + len(added))
+        check_endless(added, self.streaming)
+        if self.streaming is None:
+            self._engine.check_length(len(self) + len(added))
         self._tokens.extend(added)
         self._images += self._engine.add_images(added)
         self._engine.post(m.Append(self._id, added))
@@ -112,6 +117,8 @@ class Sequence:
         members = (self, *followers)
         if len({id(each) for each in members}) < len(members):
             raise InvalidParameter("others", "others has a sequence twice, or the leader; accepted: each once.")
+        for each in members:
+            refuse_endless(each.streaming, "a mixture's tokens have one position in all of its sequences")
         if any(each._engine is not self._engine for each in followers):
             raise InvalidParameter("others", "others has a sequence of another engine; accepted: of the same one.")
         if len(shares) != len(members) or not all(share > 0 and math.isfinite(share) for share in shares):
@@ -179,7 +186,7 @@ class Sequence:
             raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
         ids = tuple(self._engine.next_id() for _ in range(n))
         self._engine.post(m.Fork(self._id, ids, owner._id))
-        given = (owner, self._images, self.adapter)
+        given = (owner, self._images, self.adapter, self.streaming)
         children = [Sequence(self._engine, id, self._tokens.copy(), *given) for id in ids]
         for child in children:
             child._deferred_at = self._deferred_at
@@ -198,6 +205,7 @@ class Sequence:
             QueueFull, SequenceBusy, SequenceClosed, EngineStopped: see there.
         """
         self._check_free()
+        refuse_endless(self.streaming, "candidates would be scored across what it forgets")
         wanted = tuple(tuple(c) for c in candidates)
         if not wanted or not all(wanted):
             raise InvalidParameter(
@@ -289,6 +297,7 @@ class Sequence:
             SequenceBusy, SequenceClosed, EngineStopped: see there.
         """
         self._check_free()
+        refuse_endless(self.streaming, "snapshots have no sequence that forgets")
         request = self._engine.request(queued=False)
         self._busy = True
         try:
@@ -341,25 +350,7 @@ class Sequence:
     def _check_span(self, span: Span) -> int:
         """Returns the span's `max_tokens` as a number that fits."""
         self._check_not_empty()
-        self._engine.check_tokens((*span.stop_token_ids, *span.sampling.logit_bias))
-        self._engine.check_speculation(span.speculation)
-        if span.min_confidence and self._engine.fallback is None:
-            raise InvalidParameter(
-                "min_confidence", f"min_confidence is {span.min_confidence}, and the engine has no fallback weights; "
-                "accepted: None.",
-            )  # fmt: skip
-        if span.min_confidence and self.adapter is not None:
-            raise InvalidParameter(
-                "min_confidence", f"min_confidence is {span.min_confidence}, and the fallback weights have no adapter "
-                f"{self.adapter!r}; accepted: None.",
-            )  # fmt: skip
-        remaining = self._engine.max_model_len - len(self)
-        if remaining < max(1, span.min_tokens) or (span.max_tokens or 1) > remaining:
-            asked = f" and max_tokens is {span.max_tokens}" if span.max_tokens is not None else ""
-            raise ContextLengthExceeded(
-                f"The sequence has {len(self)} tokens{asked}; the context holds {self._engine.max_model_len} in all."
-            )
-        return span.max_tokens or remaining
+        return check_span(span, len(self), self._engine, self.adapter, self.streaming)
 
 
 def _sections(pieces: list[SpanOutput]) -> tuple[tuple[Kind, str], ...]:
@@ -455,6 +446,7 @@ class SpanStream:
             stop_reason=last.stop_reason,
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.cached_tokens,
+            forgotten_tokens=last.forgotten_tokens,
             sections=_sections(pieces),
         )
 

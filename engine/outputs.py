@@ -44,6 +44,7 @@ class SpanOutput:
     section: int = 0
     fallback: bool = False  # its tokens were sampled by the engine's fallback weights
     drafted: bool = False  # its tokens were proposed by a draft before they were sampled
+    forgotten_tokens: int = 0  # of the text so far, that the model no longer sees (`StreamingWindow`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class SpanResult:
     prompt_tokens: int
     cached_tokens: int
     sections: tuple[tuple[Kind, str], ...]
+    forgotten_tokens: int = 0  # at the span's end
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,50 @@ def check_chunks(spans: Iterable[tuple[int, int]], tokens: int, *, reuses: bool)
 
 
 @dataclass(frozen=True, slots=True)
+class StreamingWindow:
+    """Tokens of an endless sequence that the model sees: the first `sinks` (attention sinks) and up to `window` of the
+    last ones (StreamingLLM, Xiao et al. 2023, arXiv 2309.17453). Once there are more, the oldest half of the window is
+    forgotten at once, and those that stay get the positions behind the sinks: each counts from the context's beginning,
+    not the text's.
+
+    Raises:
+        InvalidParameter: a number is out of range.
+    """
+
+    sinks: int = 16
+    window: int = 1024
+
+    def __post_init__(self) -> None:
+        _check(self.sinks >= 0, "streaming.sinks", self.sinks, "0 or more tokens")
+        _check(self.window >= 2, "streaming.window", self.window, "2 or more tokens")
+
+    @property
+    def total(self) -> int:
+        """Returns the most tokens that the model sees."""
+        return self.sinks + self.window
+
+    def forgotten(self, length: int) -> int:
+        """Returns the number of tokens behind the sinks that are forgotten of a text of so many."""
+        step = self.window // 2
+        return max(0, -(-(length - self.total) // step) * step)
+
+    def in_blocks(self, block_size: int, max_model_len: int) -> StreamingWindow:
+        """Returns the window in whole K/V blocks: the sinks rounded up, the window down to an even number of blocks.
+
+        Raises:
+            InvalidParameter: no two blocks are left of the window, or it is longer than the context.
+        """
+        sinks, pair = -(-self.sinks // block_size) * block_size, 2 * block_size
+        most = (max_model_len - sinks) // pair * pair
+        if not pair <= self.window <= max_model_len - sinks or most < pair:
+            accepted = f"{pair} to {most} tokens" if most >= pair else f"fewer sinks than {self.sinks}"
+            message = f"streaming.window is {self.window} beside {sinks} sinks in blocks of {block_size}"
+            message = f"{message}, and the context holds {max_model_len}; accepted: {accepted}."
+            raise InvalidParameter("streaming", message)
+        return StreamingWindow(sinks, self.window // pair * pair)
+
+
+@dataclass(frozen=True, slots=True)
 class RepetitionDetection:
     """A span ends once its newest tokens are one pattern, of `min_pattern_size` to `max_pattern_size` tokens, that
     stands there `min_count` times without a gap. Named as in vLLM.
@@ -144,9 +188,10 @@ MAX_REPETITIONS = 100_000
 class Span:
     """One stretch of generation.
 
-    `max_tokens=None` runs to the end of the context. Stop strings may span tokens; nothing at or past a stop string is
-    ever emitted as text. A stop token ends the span and is neither emitted as text nor kept in the sequence, unless
-    `keep_stop_token`. `ignore_eos` ignores the model's own end-of-sequence tokens; `stop_token_ids` still count.
+    `max_tokens=None` runs to the end of the context; with a `StreamingWindow`, which has none, for as many tokens. Stop
+    strings may span tokens; nothing at or past a stop string is ever emitted as text. A stop token ends the span and is
+    neither emitted as text nor kept in the sequence, unless `keep_stop_token`. `ignore_eos` ignores the model's own
+    end-of-sequence tokens; `stop_token_ids` still count.
 
     With a `constraint` the span writes nothing else, up to a stop or `max_tokens`, and ends where the constraint does.
     `min_tokens` then holds in free text alone, and stop strings are looked for in free text and in a body that is the

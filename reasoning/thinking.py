@@ -125,6 +125,7 @@ class Piece:
     fallback: int = 0
     drafted: int = 0
     marker: bool = False  # of thinking, which ended a stretch
+    forgotten_tokens: int = 0  # that the model no longer sees, of the text so far
 
 
 @dataclass(slots=True)
@@ -137,6 +138,7 @@ class Tally:
     reasoning_tokens: int = 0
     fallback_tokens: int = 0
     drafted_tokens: int = 0
+    forgotten_tokens: int = 0
 
     @property
     def answer_tokens(self) -> int:
@@ -146,6 +148,7 @@ class Tally:
         self.completion_tokens += piece.spent
         self.fallback_tokens += piece.fallback
         self.drafted_tokens += piece.drafted
+        self.forgotten_tokens = max(self.forgotten_tokens, piece.forgotten_tokens)
         if piece.part == "thinking":
             self.reasoning_tokens += piece.spent
 
@@ -398,6 +401,7 @@ def _piece(part: Part, out: SpanOutput, text: str, *, last: bool = True, calls: 
         out.section,
         _fallback_tokens(out),
         _drafted_tokens(out),
+        forgotten_tokens=out.forgotten_tokens,
     )
 
 

@@ -226,7 +226,8 @@ class AnswerPipeline:
 
     async def _open(self, plan: AnswerPlan, watch: RequestWatch, closing: ExitStack) -> EngineSequence:
         from_where: dict[str, Any] = {"remote_prefill": plan.remote_prefill, "chunks": plan.chunks}  # Any: arguments
-        seq = await plan.served.open(plan.prompt, tenant=self.tenant, **from_where, **scheduling())
+        given = {**from_where, "streaming": plan.streaming, **scheduling()}
+        seq = await plan.served.open(plan.prompt, tenant=self.tenant, **given)
         closing.callback(seq.close)
         self.sequence = self.sequence or seq
 

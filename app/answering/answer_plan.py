@@ -6,7 +6,7 @@ Every API turns its requests into plans; `app.answering.answer_pipeline` makes t
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from app.answering.next_turn import Render
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
-from engine.params import ChunkSpans, RemotePrefill, Sampling, Span
+from engine.params import ChunkSpans, RemotePrefill, Sampling, Span, StreamingWindow
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
 from reasoning.agent import NEVER, Agent, Limits, Style, Tools
@@ -26,6 +26,8 @@ from reasoning.turn import Turn
 
 if TYPE_CHECKING:
     from engine import Sequence as EngineSequence
+
+FirstSeen = Callable[[int], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class AnswerPlan:
     seen: Sequence[object] = ()  # messages with images: the engine knows those while they are kept
     remote_prefill: RemotePrefill | None = None  # the engine that prefills the prompt
     chunks: ChunkSpans = ()  # of the prompt, whose K/V may be reused
+    streaming: StreamingWindow | None = None  # that an endless chat is seen through
+    first_seen: FirstSeen | None = None  # of a chat, the message that is seen first once so many tokens are forgotten
 
     @property
     def limit(self) -> int:

@@ -31,7 +31,7 @@ from reasoning.thinking import Markers
 if TYPE_CHECKING:
     from engine import Engine
     from engine.handle import Sequence as EngineSequence
-    from engine.params import ChunkSpans, RemotePrefill
+    from engine.params import ChunkSpans, RemotePrefill, StreamingWindow
 
 
 _STARTERS = (
@@ -100,11 +100,12 @@ class ServedModel:
 
     async def open(
         self, tokens: Sequence[int], *, tenant: str, priority: int = 0, deadline_s: float | None = None,
-        remote_prefill: RemotePrefill | None = None, chunks: ChunkSpans = (),
+        remote_prefill: RemotePrefill | None = None, chunks: ChunkSpans = (), streaming: StreamingWindow | None = None,
     ) -> EngineSequence:  # fmt: skip
         """Opens a sequence of this model. Raises the errors of `Engine.open`."""
         options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline_s": deadline_s, "chunks": chunks}
-        return await self.engine.open(tokens, adapter=self.adapter, remote_prefill=remote_prefill, **options)
+        options |= {"remote_prefill": remote_prefill, "streaming": streaming}
+        return await self.engine.open(tokens, adapter=self.adapter, **options)
 
     @cached_property
     def parameters(self) -> int:
@@ -123,9 +124,10 @@ class ServedModel:
         await self.engine.stop()
 
     async def chat_tokens(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        """The prompt of a chat, ready for the assistant's turn.
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = (),
+        *, endless: bool = False,
+    ) -> list[int]:  # fmt: skip
+        """The prompt of a chat, ready for the assistant's turn. An `endless` one may be longer than the context.
 
         Raises:
             ApiError: 400 `context_length_exceeded`, with the numbers.
@@ -133,7 +135,7 @@ class ServedModel:
 
         def made() -> list[int]:
             shown = [dict(tool) for tool in tools] or None
-            tokenizer, most = self.engine.tokenizer, self.engine.max_model_len
+            tokenizer, most = self.engine.tokenizer, None if endless else self.engine.max_model_len
             return tokenizer.encode_chat(messages, shown, variables, max_tokens=most)
 
         long = tools or len(messages) > _MANY or sum(map(_length, messages)) > _LONG_TEXT

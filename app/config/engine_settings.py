@@ -101,6 +101,13 @@ class EngineSettings(BaseModel):
         ge=0,
         le=1,
     )
+    context_shift: bool = setting(
+        False,
+        "chats may be endless: the model sees a chat's system prompt and a window of what was said last",
+        more="in the page always, over the API [where a request asks for it](api.md#endless-chats); beside "
+        "neither `deterministic`, K/V of 8 or 4 bits, `kv_events`, `kv_transfer`, `fallback_model` nor several ranks",
+        accepts="true or false",
+    )
     kv_tenant_share: float = setting(
         1.0,
         "the share of the KV cache that one user may have when others want it",
@@ -400,6 +407,7 @@ class EngineSettings(BaseModel):
             kv_max_kl=self.kv_max_kl,
             probe_dir=str(data_dir),
             chunk_reuse=self.chunk_config(),
+            context_shift=self.context_shift,
             kv_tenant_share=self.kv_tenant_share,
             kv_host_bytes=int(self.kv_host_bytes),
             kv_disk_bytes=int(self.kv_disk_bytes),

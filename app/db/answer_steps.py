@@ -68,13 +68,17 @@ def load_steps(text: str | None) -> list[AnswerStep]:
 
 
 class Usage(BaseModel):
-    """Token counts of one run. `cached_tokens` of the prompt needed no computing."""
+    """Token counts of one run. `cached_tokens` of the prompt needed no computing. The model saw nothing of
+    `forgotten_tokens` of an endless chat; `seen_from`: the id of the first message that it saw whole, the system prompt
+    apart."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     cached_tokens: int
+    forgotten_tokens: int = 0
+    seen_from: str | None = None
 
     @classmethod
-    def of(cls, tally: Tally) -> Usage:
-        return cls(**asdict(tally))
+    def of(cls, tally: Tally, seen_from: str | None = None) -> Usage:
+        return cls(**asdict(tally), seen_from=seen_from)

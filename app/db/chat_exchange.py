@@ -53,6 +53,8 @@ class ExportedUsage(_Part):
     completion_tokens: Count
     reasoning_tokens: Count
     cached_tokens: Count
+    forgotten_tokens: Count = 0
+    seen_from: str | None = Field(None, max_length=200)  # the id of a message
 
 
 class ExportedFile(_Part):
@@ -279,7 +281,9 @@ def _add(db: Connection, user: str, chat: ExportedChat) -> str:
         values |= {"id": ids[message.id], "parent_id": ids[message.parent_id]}
         values |= {"chat_id": chat_id, "position": position, "steps": dump_steps(message.steps)}
         values["grounded"] = message.grounded and message.role == "assistant"
-        values["usage"] = None if message.usage is None else message.usage.model_dump_json()
+        if (used := message.usage) is not None:
+            used = used.model_copy(update={"seen_from": ids.get(used.seen_from)})
+        values["usage"] = None if used is None else used.model_dump_json()
         insert(db, messages, values)
     return chat_id
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from app.admission.request_budget import narrow
 from app.answering.answer_pipeline import AnswerPipeline
 from app.answering.answer_plan import AnswerPlan, remaining_context
+from app.answering.context_shift import check_endless, plan_endless
 from app.answering.next_turn import Messages
 from app.answering.reasoning_config import ReasoningResolver, reduced_by_load
 from app.answering.served_model import ServedModel
@@ -49,6 +50,9 @@ async def chat_job(request: ChatRequest, state: Serving, user: str) -> ChatJob:
     narrow(request.priority, request.deadline_s)
     if request.model == AUTO_NAME and state.models.auto is not None and request.n > 1:
         raise invalid("n", f"n is {request.n}; accepted: 1 together with the model 'auto'.")
+    if request.model == AUTO_NAME and request.context_shift:
+        message = "context_shift is true, and the model is 'auto'; accepted: one model's name, or false."
+        raise invalid("context_shift", message)
     if request.model == AUTO_NAME and request.kv_transfer_params is not None:
         raise invalid(FIELD, f"{FIELD} is of one model's K/V, and the model is 'auto'; accepted: one model's name.")
     plans, auto = await state.models.plans(
@@ -84,13 +88,22 @@ async def plan_chat(
         plan = calling.plan = calling.or_answer(calling.plan, held)
         constraint = (plan if calling.selected is None else calling.selected.plan).constrained
     messages = await served.images.in_parts(request.template_messages(), served.engine, served.name)
-    tools = request.listed(calling.shown)
+    tools, streaming = request.listed(calling.shown), None
 
     async def render(after: Messages) -> list[int]:
         return await served.chat_tokens([*messages, *after], variables, tools)
 
-    prompt = reasoning_config.prompt(await render(()), served, calls=calling.plan is not None)
-    remaining = remaining_context(served, prompt, request.token_limit, field)
+    async def rendered(messages: Messages) -> list[int]:
+        return await served.chat_tokens(list(messages), variables, tools, endless=True)
+
+    whole = await (rendered(messages) if request.context_shift else render(()))
+    prompt = reasoning_config.prompt(whole, served, calls=calling.plan is not None)
+    if request.context_shift:
+        check_endless(served, reasoning_config)
+        planned = await plan_endless(served, prompt, messages, rendered, request.token_limit, field)
+        remaining, streaming = planned.limit, planned.streaming
+    else:
+        remaining = remaining_context(served, prompt, request.token_limit, field)
     span = request.span(served.sampling, remaining=remaining, vocab_size=served.engine.vocab_size, default_limit=None)
     span = await predicted(span, request.prediction, served)
     served.engine.check_speculation(span.speculation)
@@ -101,7 +114,7 @@ async def plan_chat(
         served, prompt, span, remaining, reasoning_config, variables, calling.plan,
         check=None if held is None else held.check,
         warnings=(*calling.warnings, *(() if held is None else held.warnings)),
-        selected=calling.selected, render=render, seen=messages,
+        selected=calling.selected, render=None if streaming else render, seen=messages, streaming=streaming,
         search=await resolver.searches.of(reasoning_config, served, user, request.template_messages()),
         remote_prefill=remote_prefill(request.kv_transfer_params, served, stream=request.stream),
     )  # fmt: skip
@@ -196,7 +209,9 @@ class ChatJob:
         return head.encode() + text_json(self.pipeline.plan.served.name)
 
     def _usage(self) -> dict[str, Any]:
-        return usage_json(self.pipeline.tally, predicted=self.request.prediction is not None)
+        plan = self.pipeline.plan
+        context = plan.served.engine.max_model_len if self.request.context_shift and isinstance(plan, AnswerPlan) else 0
+        return usage_json(self.pipeline.tally, predicted=self.request.prediction is not None, context=context)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         plan = self.pipeline.plan
@@ -230,8 +245,10 @@ def ended_json(reason: str | None) -> dict[str, str | None]:
     return {"finish_reason": reason}
 
 
-def usage_json(tally: Tally, *, predicted: bool = False) -> dict[str, Any]:
-    """`usage` in OpenAI's shape. `predicted`: with the tokens that were proposed before they were sampled."""
+def usage_json(tally: Tally, *, predicted: bool = False, context: int = 0) -> dict[str, Any]:
+    """`usage` in OpenAI's shape. `predicted`: with the tokens that were proposed before they were sampled. `context`:
+    the tokens that the model of an endless chat sees at most; with it and those that it has forgotten."""
+    window = {"context": {"window_tokens": context, "forgotten_tokens": tally.forgotten_tokens}} if context else {}
     accepted = {"accepted_prediction_tokens": tally.drafted_tokens} if predicted else {}
     return {
         "prompt_tokens": tally.prompt_tokens,
@@ -239,6 +256,7 @@ def usage_json(tally: Tally, *, predicted: bool = False) -> dict[str, Any]:
         "total_tokens": tally.prompt_tokens + tally.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": tally.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": tally.reasoning_tokens, **accepted},
+        **window,
     }
 
 

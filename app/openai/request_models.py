@@ -307,6 +307,7 @@ class ChatRequest(SamplingRequest):
     strategy_options: dict[str, Any] | None = Field(None, description="an object of the strategy's options")
     checker: dict[str, Any] | None = Field(None, description=CHECKER)
     prediction: PredictionFields | None = Field(None, description=PREDICTION)
+    context_shift: bool = Field(False, description="true or false")
     private: Private = False
     _described: frozenset[str] = PrivateAttr(frozenset())
 

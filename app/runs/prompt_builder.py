@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.admission.request_budget import output_limit
+from app.answering.answer_pipeline import AnswerPipeline
 from app.answering.answer_plan import AnswerPlan, plan_held, select_call, without_calls
+from app.answering.context_shift import SHARE, EndlessPrompt, first_seen, plan_endless
 from app.answering.next_turn import Render
 from app.answering.reasoning_config import ReasoningConfig
 from app.answering.remote_model import Collections, RemoteModel, RemotePlan
 from app.answering.served_model import ServedModel
 from app.answering.tool_selection import ToolSelector
-from app.db.answer_steps import AnswerStep
+from app.db.answer_steps import AnswerStep, Usage
 from app.db.sqlite import Row
 from app.errors import ApiError, invalid
 from app.remote.wire_formats import RemotePrompt
@@ -33,6 +35,7 @@ from engine.structured_output.layout import Constrained, Layout
 from engine.tool_parsers import read_tools
 from reasoning.dialogue import turn_messages
 from reasoning.strategy import ContextDocument
+from reasoning.thinking import Tally
 
 Messages = list[dict[str, Any]]  # as chat templates take them: role and content, and a call's JSON
 IMPORTED = "an imported chat"  # with words that may be anybody's
@@ -55,6 +58,7 @@ class History:
     called: frozenset[str] = frozenset()
     files: tuple[str, ...] = ()
     asks_files: bool = False
+    asked: tuple[str, ...] = ()  # ids of the questions, the last one's included
 
     @property
     def turns(self) -> list[tuple[str, str]]:
@@ -73,11 +77,12 @@ class History:
         *turns, question = branch
         first = Messages() if system is None else [{"role": "system", "content": system}]
         messages, plain = [*first], [*first]
-        called = set[str]()
+        called, ids = set[str](), list[str]()
         read_from = {name for name, read in ((IMPORTED, imported), (DOCUMENTS, grounded)) if read}
         for asked, answer in zip(turns[::2], turns[1::2], strict=True):
             if not answer["content"]:
                 continue
+            ids.append(asked["id"])
             said = [_asked(asked)]
             messages += said + answer_messages(answer["content"], answer["steps"])
             plain += said + answer_messages(answer["content"])
@@ -87,7 +92,7 @@ class History:
         files = tuple(each["id"] for message in branch for each in message.get("files") or () if each["id"])
         return cls(
             [*messages, last], [*plain, last], question["content"], frozenset(read_from), private, frozenset(called),
-            files, bool(question.get("files")),
+            files, bool(question.get("files")), (*ids, question["id"]),
         )  # fmt: skip
 
 
@@ -144,6 +149,15 @@ def quoting(span: Span, served: ServedModel, quotable: Sequence[tuple[str, str]]
     return replace(span, constraint=held, repetition_detection=None)
 
 
+async def usage_of(pipeline: AnswerPipeline | None) -> Usage:
+    """Returns the usage of an answer that is there, with what an endless chat's model saw first."""
+    if pipeline is None:
+        return Usage.of(Tally())
+    plan, forgotten = pipeline.plan, pipeline.tally.forgotten_tokens
+    first = plan.first_seen if isinstance(plan, AnswerPlan) and forgotten else None
+    return Usage.of(pipeline.tally, None if first is None else await first(forgotten))
+
+
 MIN_REMAINING = 256  # tokens for an answer; with fewer, earlier answers' calls are left out of the prompt
 
 
@@ -158,9 +172,10 @@ async def plan_run(
     max_tokens: int | None,
     user: str,
     tool_selector: ToolSelector | None = None,
+    endless: bool = False,
 ) -> AnswerPlan:
     """`sampling` overrides the model authors' defaults. An answer that repeats itself ends, and one from documents is
-    not longer than its sources.
+    not longer than its sources. An `endless` conversation may grow past the context.
 
     Raises:
         ApiError, InvalidParameter: the conversation leaves no context for an answer, or the model cannot be offered
@@ -186,13 +201,27 @@ async def plan_run(
 
         return render
 
+    async def rendered(messages: Sequence[dict[str, Any]]) -> list[int]:
+        return await served.chat_tokens(await in_parts(messages), variables, specs, endless=True)
+
+    context = served.engine.max_model_len
+    endless = (
+        endless and served.engine.config.context_shift and found is None and reasoning_config.strategy is None
+        and not any("images" in message for message in history.plain)
+    )  # fmt: skip
+    least = int(SHARE * context) if endless else MIN_REMAINING
     prompt: list[int] | None = None
     render = render_after(history.messages)
     if history.messages != history.plain:
         with suppress(ChatTemplateError, ApiError):  # not every template takes calls and results; or it is too long
             whole = await tokens(history.messages)
-            prompt = whole if served.engine.max_model_len - len(whole) >= MIN_REMAINING else None
-    if prompt is None:
+            prompt = whole if context - len(whole) >= least else None
+    shifted: EndlessPrompt | None = None
+    if prompt is None and endless:
+        whole = reasoning_config.prompt(await rendered(history.plain), served, calls=bool(specs))
+        shifted = await plan_endless(served, whole, history.plain, rendered, max_tokens, "content")
+        prompt, render = shifted.tokens, None if shifted.streaming else render_after(history.plain)
+    elif prompt is None:
         render = render_after(history.plain)
         try:
             prompt = await tokens(history.plain)
@@ -203,13 +232,21 @@ async def plan_run(
     chunks: ChunkSpans = ()
     if found is not None and found.chunks:
         chunks = await asyncio.to_thread(find_chunks, prompt, found.chunks, served.engine.tokenizer.encode)
-    remaining = served.engine.max_model_len - len(prompt)
+    remaining = context - len(prompt) if shifted is None else shifted.limit
     longest = output_limit(max_tokens)
     if remaining < 1:
         raise invalid(
             "content", f"This conversation has {len(prompt)} tokens and the model's context "
-            f"{served.engine.max_model_len}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
+            f"{context}. Start a new chat, or ask a shorter question.", "context_length_exceeded",
         )  # fmt: skip
+    streaming = None if shifted is None else shifted.streaming
+
+    async def first_seen_of(forgotten_tokens: int) -> str:
+        """Returns the id of the first question that is seen whole; nothing where there is none."""
+        assert streaming is not None and prompt is not None
+        number = await first_seen(history.plain, prompt, streaming.sinks + forgotten_tokens, rendered)
+        return (*history.asked, "")[number]
+
     chosen = replace(served.sampling, **sampling)
     if chosen.seed is None:
         chosen = replace(chosen, seed=secrets.randbits(53))  # so that it can be made again
@@ -231,8 +268,8 @@ async def plan_run(
                 )
         return AnswerPlan(
             served, prompt, span, remaining, reasoning_config, variables, answer_tokens=answer_tokens,
-            documents=tuple(documents), render=render,
-            seen=seen, chunks=chunks,
+            documents=tuple(documents), render=render, seen=seen, chunks=chunks, streaming=streaming,
+            first_seen=first_seen_of,
         )  # fmt: skip
     span = Span(sampling=chosen, max_tokens=limit, repetition_detection=REPETITION)
     tools = read_tools(specs)
@@ -244,7 +281,7 @@ async def plan_run(
     call = await select_call(served, selected, tools, True, user)
     return AnswerPlan(
         served, prompt, span, remaining, reasoning_config, variables, tool_plan, selected=call, render=render,
-        seen=seen, chunks=chunks,
+        seen=seen, chunks=chunks, streaming=streaming, first_seen=first_seen_of,
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ from app.runs.events import (
     ThinkingProgress,
     ThinkingStarted,
 )
-from app.runs.prompt_builder import DOCUMENTS, History, answer_messages, plan_remote_run, plan_run
+from app.runs.prompt_builder import DOCUMENTS, History, answer_messages, plan_remote_run, plan_run, usage_of
 from app.runs.rag import GENERATIVE, REFUSAL, AnswerWay, CheckedAnswer, RetrievedContext, quote, retrieve_context
 from app.runs.research import DocumentResearch
 from app.runs.trace import Trace, recorded_sampling
@@ -184,7 +184,7 @@ class Run:
             if metrics := self._metrics():
                 self.log.append(metrics)
             await self._remember(history.question)
-            self._end(RunCompleted(usage=Usage.of(self._tally)))
+            self._end(RunCompleted(usage=await usage_of(self._pipeline)))
         except asyncio.CancelledError:
             self._cut_short()
         except Exception as error:
@@ -262,6 +262,7 @@ class Run:
             plan = await plan_run(
                 served, reasoning_config, said, found, specs, sampling=ask.sampling, max_tokens=ask.max_tokens,
                 user=ask.user, tool_selector=None if self._checked is not None else self._tool_selector,
+                endless=ask.auto is None,
             )  # fmt: skip
             return replace(plan, search=self._research)
 
@@ -275,7 +276,7 @@ class Run:
         elif auto is None:
             plan = await make(self._served)
             plans = [plan]
-            if self._research is None:  # what is found may be something else the next time
+            if self._research is None and plan.streaming is None:  # else it may be something else the next time
                 self._record(plan)
         else:
             able = await auto.plans(make)
@@ -488,7 +489,7 @@ class Run:
             thinking_s=self._thinking_s,
             ttft_s=metrics.ttft_s if metrics else None,
             tokens_per_s=metrics.tokens_per_s if metrics else None,
-            usage=Usage.of(self._tally),
+            usage=Usage.of(self._tally) if isinstance(terminal, RunFailed) else terminal.usage,
             error=terminal.message if isinstance(terminal, RunFailed) else None,
             steps=self._steps.steps(),
             model=self._model,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from engine.core.output_processor import OutputProcessor, SamplingInFlight
-from engine.core.scheduler import NO_DRAFTS, Scheduler
+from engine.core.scheduler import Scheduler
 from engine.core.step import Step
-from engine.core.token_tree import Tree
+from engine.core.token_tree import NO_DRAFTS, Tree
 from engine.kv_cache.kv_connector import KVConnector
 from engine.model.runner import Runner, TreeRunner
 from engine.speculation.speculator import Speculator

@@ -119,7 +119,7 @@ class EngineCore:
                 self._images.add(command.digest, command.tiles, command.size, command.pixels)
             case m.Open():
                 if (seq := self._made(command.sequence, command)) is not None:
-                    seq.remote_prefill = command.remote_prefill
+                    seq.remote_prefill, seq.streaming = command.remote_prefill, command.streaming
                     self._scheduler.chunks.name(seq, command.chunks)
                     self._adopt(seq, None, command.deadline_s)
             case m.Warm():
@@ -196,7 +196,7 @@ class EngineCore:
         scope = None if command.scope is None else self._sequences.get(command.scope)
         if (command.scope is not None and scope is None) or (seq := self._made(command.sequence, command)) is None:
             return  # its scope has passed its deadline meanwhile, or its adapter is gone
-        seq.stream, seq.forks, seq.tail = command.stream, command.forks, command.tail
+        seq.stream, seq.forks, seq.tail, seq.streaming = command.stream, command.forks, command.tail, command.streaming
         seq.generated = bytearray(command.generated)
         seq.counts.update(token for token, sampled in zip(seq.tokens, seq.generated, strict=True) if sampled)
         self._adopt(seq, scope, command.deadline_s)
@@ -251,10 +251,10 @@ class EngineCore:
 
     def _generate(self, seq: SequenceState, command: m.Generate) -> None:
         span = command.span
-        seq.job = job = self._span_state.begin(command, len(seq))
+        seq.job = job = self._span_state.begin(command, seq.text_len)
         if command.followers and not self._mix(seq, job, command):
             return
-        job.speculates = job.mixture is None and self._speculator.wanted(span)
+        job.speculates = job.mixture is None and seq.streaming is None and self._speculator.wanted(span)
         if span.constraint is None:
             self._submit(seq, job)
             return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.model.numerics import Numerics
 from engine.outputs import Prefill, SpanOutput, Stats
-from engine.params import RemotePrefill, Span
+from engine.params import RemotePrefill, Span, StreamingWindow
 from engine.structured_output.compiler import Outcome
 from engine.structured_output.spec import Constraint
 
@@ -25,6 +25,7 @@ class Open:
     adapter: str = ""  # its name
     remote_prefill: RemotePrefill | None = None
     chunks: tuple[tuple[int, int], ...] = ()  # spans of its tokens whose K/V may be reused
+    streaming: StreamingWindow | None = None  # in whole blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Restore:
     forks: int
     tail: int = 0  # tokens that had K/V, perhaps in a tier
     adapter: str = ""
+    streaming: StreamingWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,6 +330,8 @@ class OutputProcessor:
             output = replace(
                 output, prompt_logprobs=prompt, prompt_tokens=job.prompt_tokens, cached_tokens=seq.cached_tokens
             )
+        if seq.forgotten:
+            output = replace(output, forgotten_tokens=len(seq.forgotten))
         self._emit(m.OutputPiece(job.id, output))
 
     # -- parts

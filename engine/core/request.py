@@ -8,6 +8,7 @@ whether it goes on after the next token; the scheduler knows nothing else of it.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from engine.kv_cache.block_pool import chain_digest
 from engine.model.detokenizer import SpanText
 from engine.multimodal.image_input import ImageSpans, without_images
 from engine.outputs import FinishReason, Kind, SpanOutput, TokenLogprob
-from engine.params import RemotePrefill, Span
+from engine.params import RemotePrefill, Span, StreamingWindow
 from engine.structured_output.compiler import Done
 from engine.structured_output.matcher import Compiled
 from engine.structured_output.mode_machine import ModeMachine
@@ -183,6 +184,10 @@ class SequenceState:
     digests: list[bytes] = field(default_factory=list)  # of the leading full blocks, computed as needed
     chunks: tuple[tuple[int, int], ...] = ()  # spans whose K/V may be copied: `kv_cache.chunk_reuse`
     approximate_from: int | None = None  # the first position from which K/V may be such a copy, or depend on one
+    streaming: StreamingWindow | None = None  # in whole blocks; `tokens` are then those that the model sees
+    forgotten: array[int] = field(default_factory=lambda: array("q"))  # tokens that stood behind the sinks
+    forgotten_generated: bytearray = field(default_factory=bytearray)
+    moved: bool = False  # K/V behind the sinks was moved: it depends on forgotten tokens, and is found by nobody
 
     job: Job | None = None
     queued_at: float = 0.0  # when the job came; preemption keeps it
@@ -206,6 +211,11 @@ class SequenceState:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def text_len(self) -> int:
+        """Counts all of its tokens, those forgotten included."""
+        return len(self.tokens) + len(self.forgotten)
 
     @property
     def remaining(self) -> int:
@@ -267,8 +277,35 @@ class SequenceState:
         windowed = len(self.windowed) - self.window_from
         return len(self.table) + (windowed * len(self.windowed[-1]) if windowed else 0)
 
+    def forget(self, count: int, block_size: int) -> None:
+        """Forgets `count` tokens behind the sinks, whole blocks. The caller sees to their K/V, and to that behind."""
+        assert self.streaming is not None
+        first = self.streaming.sinks
+        self.seen()  # a penalty knows what the model does not
+        self._seen_length -= count
+        self.forgotten.extend(self.tokens[first : first + count])
+        self.forgotten_generated += self.generated[first : first + count]
+        del self.tokens[first : first + count], self.generated[first : first + count]
+        del self.digests[first // block_size :]
+        self.preempted_at = max(min(self.preempted_at, first), self.preempted_at - count)
+        self.tail = self.writable = 0
+        self.moves += 1
+
+    def _recall(self, length: int, block_size: int) -> int:
+        """Puts the forgotten tokens back where a text of `length` sees more than is left. Returns its length in
+        `tokens`. So what is seen depends on the text alone, and on none of what was cut off."""
+        if self.streaming is None or self.streaming.forgotten(length) >= len(self.forgotten):
+            return length - len(self.forgotten)
+        first = self.streaming.sinks
+        self.tokens[first:first], self.generated[first:first] = self.forgotten, self.forgotten_generated
+        self.forgotten, self.forgotten_generated, self.moved = array("q"), bytearray(), False
+        self.kv_len = min(self.kv_len, first)
+        del self.digests[first // block_size :]
+        return length
+
     def truncate(self, length: int, block_size: int) -> list[int]:
-        """Removes the tokens from `length` on; returns the blocks that are no longer needed, in table order."""
+        """Removes the text's tokens from `length` on; returns the blocks that are no longer needed, in table order."""
+        length = self._recall(length, block_size)
         for token, was_generated in zip(self.tokens[length:], self.generated[length:], strict=True):
             if was_generated:
                 self.counts[token] -= 1
@@ -305,6 +342,7 @@ class SequenceState:
         self.writable = 0
         self.preempted_at = max(self.preempted_at, self.kv_len)
         self.kv_len = self.cursor = 0
+        self.moved = False  # what is computed next is the K/V of `tokens` alone
         return dropped
 
     def fork(self, child_id: int, arrival: int) -> SequenceState:
@@ -332,6 +370,10 @@ class SequenceState:
             digests=self.digests.copy(),
             chunks=self.chunks,
             approximate_from=self.approximate_from,
+            streaming=self.streaming,
+            forgotten=self.forgotten[:],
+            forgotten_generated=self.forgotten_generated.copy(),
+            moved=self.moved,
             preempted_at=self.preempted_at,
             tail=self.tail,
             deadline=self.deadline,

@@ -12,7 +12,6 @@ is no swap. When nothing runs at all, prefixes that are likely to be asked for a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from engine.config import EngineConfig
 from engine.core.adapter_cache import AdapterCache
@@ -21,7 +20,7 @@ from engine.core.prefix_warming import PrefixWarmer
 from engine.core.request import PrefillJob, SequenceState
 from engine.core.scheduler_stats import SchedulerStats
 from engine.core.step import Row, Step
-from engine.core.token_tree import Tree
+from engine.core.token_tree import NO_DRAFTS, Tree
 from engine.kv_cache.allocation import (
     IdleSequences,
     advance_kv,
@@ -40,12 +39,12 @@ from engine.kv_cache.kv_connector import KVConnector
 from engine.kv_cache.kv_groups import KVGroups
 from engine.kv_cache.offload import OffloadTiers
 from engine.kv_cache.state_checkpoints import StateCheckpoints
+from engine.kv_cache.streaming.context_shift import forget_for_job, shift_context
 from engine.multimodal.encoder_cache import EncoderCache
 from engine.speculation.draft_rows import DraftRows
 
 MAX_LOGITS = 512  # rows of logits in a step, unless it has more sequences: each takes a vocabulary of memory
 MAX_STEPS_AHEAD = 16  # steps scheduled ahead in a row while sequences wait: none could be admitted before
-NO_DRAFTS: Mapping[int, Tree] = MappingProxyType({})
 MAX_FETCHES = 8  # times that a job waits for loads, before it recomputes missing blocks
 
 
@@ -79,8 +78,7 @@ class Scheduler:
         self.adapters = adapters or AdapterCache()  # and for its own
         self.warmer = PrefixWarmer(pool, config.block_size, config.step_tokens, states, groups)
         self._now = 0.0  # of the current step
-        self._full = False  # no other sequence is admitted in this step
-        self._soon = False  # a waiting sequence may be admitted in the next step
+        self._full = self._soon = False  # none is admitted in this step; a waiting one may be in the next
         self._steps_ahead = 0  # steps scheduled ahead since waiting sequences were considered
 
     # -- commands of the core
@@ -89,6 +87,7 @@ class Scheduler:
         """Queues a sequence that has a job. Its cursor moves back to the job's first logits. No step may be in
         flight."""
         self._pool.release(seq.trim(self._size))  # of a token that did not come: cached blocks may follow there
+        forget_for_job(seq, self._pool, self._size)
         self.idle.pop(seq.id, None)
         seq.queued_at = self._clock()
         self.idle.resumed(seq)
@@ -312,6 +311,7 @@ class Scheduler:
         before = rows.get(seq.id)
         if before is not None and before.draft:
             return 0  # it has all of its tokens
+        shift = None if seq.streaming is None else shift_context(seq, self._pool, self._size, self.chunks.held)
         length, cursor, states = len(seq.tokens), seq.cursor, self._states
         assert seq.job is not None
         logits_from = seq.job.logits_from(length)
@@ -321,7 +321,7 @@ class Scheduler:
             self._logits -= 1
             self._policy.charged(seq, 1)
             return -1
-        had, logits, move = (0, 0, self.chunks.reuse(seq, logits_from)) if before is None else before.extended
+        had, logits, move = (0, 0, shift or self.chunks.reuse(seq, logits_from)) if before is None else before.extended
         cursor, self._logits = (cursor if move is None else move.end), self._logits + logits
         count = min(length - cursor, had + max_tokens, max(0, logits_from - cursor) + max(1, self._logits))
         if states is not None:
@@ -434,7 +434,7 @@ class Scheduler:
     def _match(self, seq: SequenceState) -> bool:
         """Takes over the cached blocks that continue this K/V; True when it should wait for a duplicate prefill."""
         waits = False
-        if self._config.prefix_cache and seq.kv_len == len(seq.table) * self._size:
+        if self._config.prefix_cache and not seq.moved and seq.kv_len == len(seq.table) * self._size:
             waits, warmed = match_prefix(seq, self._size, self._pool, self._groups)
             self.counters.warmed_hit_tokens += warmed
         self.rewind(seq)
@@ -450,7 +450,7 @@ class Scheduler:
             return False
         states, token_s = self._states, self._policy.token_s
         end = None if states is None else states.reach(seq)
-        whole = seq.kv_len == len(seq.table) * self._size
+        whole = not seq.moved and seq.kv_len == len(seq.table) * self._size
         if whole and load_blocks(seq, self._size, self._pool, self._tiers, token_s, end, self._groups):
             return True
         return states is not None and states.load(seq, self._rewound(seq), len(self.running), token_s)
@@ -484,7 +484,7 @@ class Scheduler:
         """Drops a sequence's K/V. Full blocks stay cached; a partial one is offloaded at once, where there are tiers,
         unless it was to be copied in this step and so holds nothing yet."""
         seq.tail = seq.tail if seq.tail > seq.kv_len else 0
-        if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying):
+        if self._tiers is not None and seq.kv_len % self._size and not (seq.tail or copying or seq.moved):
             self._tails += tail_of(seq, self._size, self._groups)
         self._pool.release(seq.drop_kv())
         if self._states is not None:

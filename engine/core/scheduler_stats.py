@@ -43,7 +43,7 @@ class SchedulerStats:
     def computed(self, row: Row) -> None:
         """Counts the tokens of a row that ran."""
         seq, end = row.seq, row.end
-        if row.move is not None:
+        if row.move is not None and seq.streaming is None:
             self.chunk_hit_tokens += (copied := row.move.end - row.move.start)
             seq.cached_tokens += copied if row.move.start >= seq.preempted_at else 0
         if row.count == 1 and row.start >= seq.preempted_at:  # a decode, as most are

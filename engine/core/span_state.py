@@ -34,7 +34,7 @@ def row_sampling(seq: SequenceState, job: SpanJob, unknown: int = 0, draft: tupl
         sampling=span.sampling,
         seed=job.seed,
         stream=seq.stream,
-        position=len(seq) + unknown,
+        position=seq.text_len + unknown,
         counts=seq.counts + Counter(draft) if draft and job.looks_back else seq.counts,
         seen=seq.seen() | set(draft) if span.sampling.repetition_penalty != 1.0 else frozenset(),
         banned=job.stop_ids if early else frozenset(),

@@ -102,6 +102,8 @@ class Step:
             goes_on = job.goes_on()
             if goes_on is None or (waiting and not goes_on):  # a place will become free
                 return None
+            if seq.streaming is not None and len(seq) >= seq.streaming.total:  # it has to forget first
+                return None
             if goes_on:
                 following.append((at, seq))
         return following

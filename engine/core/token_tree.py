@@ -6,9 +6,11 @@ root. In preorder a token directly follows its parent or begins a branch, so a t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 Tree = tuple[tuple[int, ...], tuple[int, ...]]  # tokens and parents
+NO_DRAFTS: Mapping[int, Tree] = MappingProxyType({})  # by sequence
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

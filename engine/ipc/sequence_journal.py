@@ -15,6 +15,7 @@ from engine.core import messages as m
 from engine.core.sampling_types import children_of, mix64
 from engine.model.numerics import Numerics
 from engine.multimodal.image_input import image_tokens, key_of, lookup_keys
+from engine.params import StreamingWindow
 
 MAX_CRASHES = 2  # deaths in a row without a reply for a span: after that it may be the cause
 
@@ -43,6 +44,7 @@ class _Known:
     stream: int = 0
     forks: int = 0
     adapter: str = ""
+    streaming: StreamingWindow | None = None
     children: set[int] = field(default_factory=set)
     running: _Running | None = None
     followers: list[_Known] = field(default_factory=list)  # of the running span: they have its tokens once it is over
@@ -200,14 +202,14 @@ class SequenceJournal:
         tokens = list(command.tokens)
         self._sequences[command.sequence] = _Known(
             command.sequence, None, tokens, bytearray(len(tokens)), command.tenant, command.priority, deadline,
-            adapter=command.adapter,
+            adapter=command.adapter, streaming=command.streaming,
         )  # fmt: skip
 
     def _reopen(self, command: m.Restore) -> None:
         deadline = None if command.deadline_s is None else self._clock() + command.deadline_s
         self._sequences[command.sequence] = _Known(
             command.sequence, None, list(command.tokens), bytearray(command.generated), command.tenant,
-            command.priority, deadline, command.stream, command.forks, command.adapter,
+            command.priority, deadline, command.stream, command.forks, command.adapter, command.streaming,
         )  # fmt: skip
 
     def _sent_to(self, known: _Known, command: m.Command) -> None:
@@ -278,7 +280,7 @@ def _restored(known: _Known, now: float) -> m.Restore:
     left = None if known.deadline is None else known.deadline - now
     return m.Restore(
         known.id, known.scope, tuple(known.tokens[:length]), bytes(known.generated[:length]), known.tenant,
-        known.priority, left, known.stream, forks, adapter=known.adapter,
+        known.priority, left, known.stream, forks, adapter=known.adapter, streaming=known.streaming,
     )  # fmt: skip
 
 

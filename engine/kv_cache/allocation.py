@@ -61,7 +61,7 @@ def advance_kv(
     windowed groups whose window has passed."""
     old, seq.cursor = seq.kv_len, end
     seq.kv_len = max(old, end)
-    if publishes:
+    if publishes and not seq.moved:
         _publish(seq, range(old // size, seq.kv_len // size), pool, size, groups, warmed=warmed)
     if groups:
         groups.slide(seq, pool)

@@ -21,6 +21,7 @@ from torch import Tensor
 from engine.core.step import Step
 from engine.kernels.sampled_tokens import fill_sampled
 from engine.kernels.work import AttentionWork
+from engine.kv_cache.chunk_reuse.kv_moves import KVMover
 from engine.kv_cache.quantized_cache import QuantizedCache
 from engine.model.batch import Batching, BatchLayout, KVCache
 from engine.model.decoder import Decoder
@@ -154,12 +155,13 @@ class GpuRunner:
         draft_width: int = 1,
         trees: bool = False,
         images: EncoderCache | None = None,
+        mover: KVMover | None = None,
     ) -> None:
         assert decoder.on_gpu, "the Triton kernels do not run this decoder"
         self.vocab_size = decoder.spec.vocab_size
         self.replayed = 0  # steps that came from a graph
         self._decoder = decoder
-        self._kv = kv
+        self._kv, self._mover = kv, mover
         self._device = device
         self._batching = Batching(kv.block_size, device, images, decoder.image_token, kv.groups)
         model = decoder.packed_for.grouped(kv.groups)
@@ -191,6 +193,8 @@ class GpuRunner:
     def run(self, step: Step) -> Tensor:
         """See `engine.model.runner.Runner`. The result is valid until the next step."""
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
+        if self._mover is not None:
+            self._mover.run(step)
         laid = self._batching.lay(step)
         works = self._cutter.works(laid)
         graph = self._graph_for(laid, works, layerwise=step.save_kv_layer is not None)

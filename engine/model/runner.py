@@ -330,10 +330,8 @@ class ModelRunner:
         self._kv.copy_blocks([pair for row in step.rows for pair in row.copies])
         if self._kv.states is not None:
             self._kv.states.copy_blocks([row.state_copy for row in step.rows if row.state_copy is not None])
-        for row in step.rows:
-            if row.move is not None:
-                assert self._mover is not None, "K/V is moved, and chunk_reuse is not set"
-                self._mover.move(row.move.pairs(row.seq.table, self._kv.block_size), row.move.delta)
+        if self._mover is not None:
+            self._mover.run(step)
         batch = self._batching.make(step)
         states: list[Tensor] = []  # of all tokens, in order
 

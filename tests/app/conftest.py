@@ -97,6 +97,7 @@ def serving(
         limits["kv_events"] = None if settings.kv_events is None else settings.kv_events.config()
         limits["kv_transfer"] = None if settings.kv_transfer is None else settings.kv_transfer.config()
         limits["chunk_reuse"] = settings.chunk_config()
+        limits |= {"context_shift": settings.context_shift, "max_model_len": settings.max_model_len}
         config = EngineConfig(model=str(model), kv_blocks=changed.get("kv_blocks") or 600, adapters=adapters, **limits)
         own = {"kv_blocks": 1200, "kv_events": settings.kv_events, "kv_transfer": settings.kv_transfer}
         several = settings.model_copy(update={**limits, **own})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.core.step import Step
 from engine.model.batch import KVCache
 from engine.model.model_spec import ModelSpec, Rope
 from engine.model.rope import Rotation, rotate_
@@ -43,10 +44,17 @@ class KVMover:
             if rope is not None and index not in spec.shared_kv:
                 self._rotated.append((layer[0], rotations[rope]))
 
+    def run(self, step: Step) -> None:
+        """Makes the moves that precede a step's rows."""
+        for row in step.rows:
+            if row.move is not None:
+                self.move(row.move.pairs(row.seq.table, self._kv.block_size), row.move.delta)
+
     @torch.inference_mode()
     def move(self, pairs: Sequence[tuple[int, int]], delta: int) -> None:
-        """Copies slots (source, destination) of all layers, to positions that are later by `delta`."""
-        self._kv.copy_slots(pairs)
+        """Copies slots (source, destination) of all layers, to positions that are later by `delta`. What stays in its
+        slot is rotated there."""
+        self._kv.copy_slots([pair for pair in pairs if pair[0] != pair[1]])
         if delta:
             slots = torch.tensor([to for _, to in pairs], device=self._kv.device)
             by = {rotation: rotation.by(delta) for _, rotation in self._rotated}

@@ -117,6 +117,10 @@ class CoreMachine(RuleBasedStateMachine):
         self.send(m.Append(sequence, tuple(added)))
         self.expected[sequence] += added
 
+    def seen_by(self, sequence: int) -> list[int]:
+        """Returns the tokens that the model sees of a sequence."""
+        return self.expected[sequence]
+
     def start_span(self, sequence: int, count: int, prompt: bool, stop: tuple[str, ...] = ()) -> None:
         count = min(count, self.limit - len(self.expected[sequence]))
         if count > 0 and self.expected[sequence]:
@@ -247,7 +251,7 @@ class CoreMachine(RuleBasedStateMachine):
                     self.prompts.discard(reply.request)
                     assert len(reply.output.prompt_logprobs or self.expected[sequence]) == len(self.expected[sequence])
                     for token in reply.output.token_ids:
-                        assert token == next_token(self.expected[sequence])
+                        assert token == next_token(self.seen_by(sequence))
                         self.texts[reply.request] += Letters().push([token])
                         self.expected[sequence].append(token)
                         left -= 1
@@ -260,7 +264,7 @@ class CoreMachine(RuleBasedStateMachine):
                             assert text.endswith(found)
                             text = text[:-1]
                         elif reply.output.finish_reason == "stop":
-                            assert next_token(self.expected[sequence]) == 0
+                            assert next_token(self.seen_by(sequence)) == 0
                         assert not any(each in text for each in self.stops[reply.request])
                         del self.spans[reply.request]
                 case m.Scored():

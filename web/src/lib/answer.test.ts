@@ -3,7 +3,8 @@ import { answeredElsewhere, doing, EMPTY, fromStored, reduce, shownParts, type A
 import type { StoredMessage } from "./api";
 import type { RunEvent, SourceShown, Usage } from "./protocol";
 
-const usage: Usage = { prompt_tokens: 3, completion_tokens: 4, reasoning_tokens: 2, cached_tokens: 0 };
+const counts = { prompt_tokens: 3, completion_tokens: 4, reasoning_tokens: 2, cached_tokens: 0 };
+const usage: Usage = { ...counts, forgotten_tokens: 0, seen_from: null };
 const completed: RunEvent = { type: "run.completed", usage };
 const started: RunEvent = { type: "run.started", model: "m", started_at: 10, max_tokens: 64, strategy: null };
 

@@ -41,12 +41,14 @@ export interface ToolSource {
   end: number | null;
 }
 
-/** Token counts of one run. `cached_tokens` of the prompt needed no computing. */
+/** Token counts of one run. `cached_tokens` of the prompt needed no computing. The model saw nothing of `forgotten_tokens` of an endless chat; `seen_from`: the id of the first message that it saw whole, the system prompt apart. */
 export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
   reasoning_tokens: number;
   cached_tokens: number;
+  forgotten_tokens: number;
+  seen_from: string | null;
 }
 
 export interface RunQueued {

@@ -1,0 +1,1 @@
+"""Sequences without an end: attention sinks and a window."""
