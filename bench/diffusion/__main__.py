@@ -18,7 +18,7 @@ import torch
 from bench import hardware, report
 from bench.diffusion import diffusion_page
 from bench.diffusion.asking import AskedAnswer, ask_diffusion, ask_twin, held_out
-from bench.speculation import interval
+from bench.report import interval
 from engine.diffusion import Unmasking
 from training.diffusion.pair import DIFFUSION, TWIN
 from training.diffusion.questions import TASKS
