@@ -83,7 +83,8 @@ def test_keys_are_kept_for_the_window_alone(checkpoint: Path) -> None:
             answers = await asyncio.gather(*(greedy(engine, prompt, 20) for prompt in PROMPTS[1:]))
             return list(answers), (await engine.stats()).kv_groups
 
-    plain, _ = asyncio.run(ask(replace(settings, device="cpu", dtype="float32", kernels="torch")))
+    # of the same dtype: over so many tokens a router of one expert a token meets scores that float32 tells apart
+    plain, _ = asyncio.run(ask(replace(settings, device="cpu", kernels="torch")))
     found, groups = asyncio.run(ask(settings))
     assert found == plain
     assert groups == 1 + sum(window is not None for window in spec.windows) // sum(
