@@ -17,6 +17,7 @@ from bench.kv import (
     chunk_reuse,
     disaggregation,
     event_cost,
+    head_quality,
     held,
     hits,
     int4_ways,
@@ -54,6 +55,7 @@ def main() -> None:
             "disaggregation",
             "store",
             "chunks",
+            "heads",
         ],
         help="this part alone",
     )
@@ -94,12 +96,15 @@ def main() -> None:
         made["store"] = asyncio.run(store.measure(options.model))
     if options.only in (None, "chunks"):
         made["chunks"] = asyncio.run(chunk_reuse.measure(options.model))
+    if options.only in (None, "heads"):
+        made["heads"] = head_quality.measure(options.model)
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
 
 def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
     lines = chunk_reuse.tables(made["chunks"]) if "chunks" in made else []
+    lines += head_quality.tables(made["heads"]) if "heads" in made else []
     if "hits" in made:
         lines += [
             "| blocks | of all | ideal | least recent first | engine | of the ideal | with tiers |",
