@@ -33,7 +33,7 @@ from bench.kv.head_patterns import (
     layout_of,
     profile,
 )
-from bench.speculation import interval
+from bench.report import interval
 from engine.kv_cache.quality_gate import write_texts
 from engine.model.decoder import load_decoder
 from engine.model.tokenizer import Tokenizer
