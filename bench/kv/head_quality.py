@@ -282,7 +282,7 @@ def tables(made: dict[str, Any]) -> list[str]:  # Any: plain JSON
                 points = f"{row['right_points']:+.1f} points, {least:+.1f} to {most:+.1f}"
                 right = f"{row['right']}, {row['right_after']} ({points})"
             lines.append(
-                f"| {row['choice']} | {row['kept']:.0%} | {row['kl_nats']:.4f} "
+                f"| {row['choice']} | {row['kept']:.0%} | {row['kl_nats']:.1e} "
                 f"| {row['same_answers'] / of_kind['n']:.1%} ({low:.1%}–{high:.1%}) | {right} "
                 f"| {'let through' if row['let_through'] else 'refused'} |"
             )
