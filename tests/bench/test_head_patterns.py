@@ -228,7 +228,7 @@ def test_an_answer_is_the_same_where_each_likeliest_token_is() -> None:
     ends = frozenset(tokenizer.eos_token_ids)
     differing = 0
     for at in range(3):
-        case = grounded.prose_case(rng, passages=2)
+        case = grounded.case(rng, passages=2)
         tokens = tokenizer.apply_chat_template(case.prompt.as_json(), enable_thinking=False)
         ask(reader, tokenizer, AskedPrompt(tokens, case), choices, outcomes, 16)
         kinds = TokenKinds.of(tokenizer, tokens)
