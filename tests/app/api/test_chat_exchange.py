@@ -23,7 +23,8 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 moments = st.floats(0, 1e11, allow_nan=False)
 measures = st.none() | st.floats(0, 1e6, allow_nan=False)
 usages = st.none() | st.fixed_dictionaries(
-    {f"{what}_tokens": st.integers(0, 2**53) for what in ("prompt", "completion", "reasoning", "cached")}
+    {f"{what}_tokens": st.integers(0, 2**53) for what in ("prompt", "completion", "reasoning", "cached")},
+    optional={"forgotten_tokens": st.integers(0, 2**53)},
 )
 kept = st.none() | st.fixed_dictionaries(
     {},
@@ -83,6 +84,8 @@ def renumbered(chat: Json) -> Json:
     messages = [
         {**defaults, **each, "id": ids[each["id"]], "parent_id": ids[each["parent_id"]]} for each in chat["messages"]
     ]
+    for each in messages:
+        each["usage"] = each["usage"] and {"forgotten_tokens": 0, "seen_from": None, **each["usage"]}
     return {**chat, "leaf_id": ids[chat["leaf_id"]], "messages": messages}
 
 

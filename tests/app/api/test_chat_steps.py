@@ -142,8 +142,9 @@ def test_calls_are_left_out_where_they_leave_no_room(pebble: Server, http: httpx
 
 
 def branch(*steps: Any, content: str = "23 * 17 = 391.") -> list[Json]:
-    answer = {"role": "assistant", "content": content, "steps": list(steps)}
-    return [{"role": "user", "content": "q", "steps": []}, answer, {"role": "user", "content": "more", "steps": []}]
+    answer = {"id": "b", "role": "assistant", "content": content, "steps": list(steps)}
+    first, last = ({"id": id, "role": "user", "content": said, "steps": []} for id, said in (("a", "q"), ("c", "more")))
+    return [first, answer, last]
 
 
 async def test_a_crash_leaves_the_steps_that_were_logged(tmp_path: Path, address: str | None) -> None:
