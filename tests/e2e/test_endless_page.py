@@ -49,6 +49,8 @@ def test_a_line_says_from_where_on_the_model_sees_a_long_chat(new_page: NewPage,
         said = page.locator(".forgotten, article").all_inner_texts()
         at = next(place for place, text in enumerate(said) if FORGOTTEN in text)
         assert any("red 0" in text for text in said[:at])
-        assert "red 4" in " ".join(said[at:]) and said[at + 1].count("red ") >= 1, "a question is the first that is seen"
+        assert "red 4" in " ".join(said[at:]) and said[at + 1].count("red ") >= 1, (
+            "a question is the first that is seen"
+        )
         page.reload()
         expect(line).to_have_count(1)
