@@ -1,6 +1,7 @@
 """Bindings of the native kernels: the C structures, and weights packed into the layouts that they read.
 
-The structures mirror decoder.cpp and linear.h. Knows shapes and pointers, nothing of checkpoints or requests.
+The structures mirror decoder.cpp, experts.h and linear.h. Knows shapes and pointers, nothing of checkpoints or
+requests.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def expected(
     return out
 
 
-def check(
+def assert_attends_as_plain(
     made: Case, limits: WorkLimits, run: str, *, window: int | None = None, softcap: float | None = None,
     sinks: Tensor | None = None, spare: int = 0,
 ) -> AttentionWork:  # fmt: skip
@@ -180,7 +180,9 @@ def test_any_rows_come_out_as_plain_attention(
         shapes, device, block_size=block_size, heads=heads[0], kv_heads=heads[1], width=width, dtype=dtype, seed=seed
     )
     limits = WorkLimits(heads[0] // heads[1], pieces, chunked=chunked)
-    check(made, limits, run, window=window, softcap=softcap, sinks=sinks_of(heads[0], device) if sink else None)
+    assert_attends_as_plain(
+        made, limits, run, window=window, softcap=softcap, sinks=sinks_of(heads[0], device) if sink else None
+    )
 
 
 def sinks_of(heads: int, device: str) -> Tensor:
@@ -194,7 +196,7 @@ def test_a_sink_joins_the_denominator_once(run: str, shapes: list[tuple[int, int
     """However many parts a query's keys are in, and one that outweighs them all leaves nothing."""
     made = case(shapes, device, shared=shared, dtype=torch.float16)
     for pieces in (1, 64):
-        work = check(made, WorkLimits(2, pieces), run, sinks=sinks_of(4, device))
+        work = assert_attends_as_plain(made, WorkLimits(2, pieces), run, sinks=sinks_of(4, device))
         assert pieces == 1 or (len(work.merged) and max(np.diff(work.starts)) > 1)
     sinks = torch.tensor([0.0, 1e30, -1e30, torch.finfo(torch.float32).max], device=device)
     pieces_of = on(device, cut(made.rows, WorkLimits(2, 4)), 4, 32)
@@ -228,7 +230,7 @@ def test_a_sink_leaves_the_same_bits_beside_any_others(window: int | None, devic
 def test_chunks_end_where_they_do_for_every_query(run: str, fixed: int | None, device: str) -> None:
     """A tile of queries that crosses a border, decodes at both sides of one, and pieces that grew over it."""
     made = case([(50, 170), (1, 160), (1, 161), (5, 82)], device, dtype=torch.float16)
-    check(made, WorkLimits(2, 8, fixed_keys=fixed, chunked=True), run, window=80)
+    assert_attends_as_plain(made, WorkLimits(2, 8, fixed_keys=fixed, chunked=True), run, window=80)
     if fixed is None:
         contexts = np.array([158, 240])
         grew = case([(1, 164), (1, 246)], device, dtype=torch.float16)
@@ -255,7 +257,7 @@ def test_chunks_are_read_from_their_own_beginning() -> None:
 @pytest.mark.parametrize("width", [32, 64, 128, 192, 256, 512])
 def test_every_size_of_head(run: str, width: int, device: str) -> None:
     made = case([(1, 77), (20, 100)], device, width=width, dtype=torch.bfloat16)
-    check(made, WorkLimits(2, 4), run)
+    assert_attends_as_plain(made, WorkLimits(2, 4), run)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -263,14 +265,14 @@ def test_every_size_of_head(run: str, width: int, device: str) -> None:
 @pytest.mark.parametrize("window", [None, 40])
 def test_caches_of_eight_bits(run: str, coding: Coding, window: int | None, device: str) -> None:
     made = case([(1, 150), (1, 3), (18, 90)], device, dtype=torch.bfloat16, coding=coding)
-    check(made, WorkLimits(2, 8), run, window=window)
+    assert_attends_as_plain(made, WorkLimits(2, 8), run, window=window)
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_shared_prefix_is_read_once(run: str, device: str) -> None:
     shapes = [(1, 400), (1, 397), (1, 385), (1, 500), (30, 31)]
     made = case(shapes[:4], device, shared=24, dtype=torch.bfloat16)
-    work = check(made, WorkLimits(2, 4), run)
+    work = assert_attends_as_plain(made, WorkLimits(2, 4), run)
     assert len(work.large) >= 1 and (work.large[:, 4] <= 384).all()
     assert work.small[:, 3].min() >= 384, "each row by itself begins where the prefix ends"
 
@@ -278,7 +280,7 @@ def test_a_shared_prefix_is_read_once(run: str, device: str) -> None:
 @pytest.mark.parametrize("run", RUNS)
 def test_a_launch_may_have_room_for_more(run: str, device: str) -> None:
     made = case([(1, 300), (1, 20), (1, 129)], device, dtype=torch.bfloat16)
-    check(made, WorkLimits(2, 6), run, spare=5)
+    assert_attends_as_plain(made, WorkLimits(2, 6), run, spare=5)
 
 
 def moved_to_slots(made: Case, begins: Sequence[int]) -> Case:
