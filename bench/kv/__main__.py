@@ -25,6 +25,7 @@ from bench.kv import (
     restart,
     routing,
     store,
+    streaming,
 )
 
 ROUTED_SIZES = (12_000, 30_000)
@@ -56,6 +57,7 @@ def main() -> None:
             "store",
             "chunks",
             "heads",
+            "streaming",
         ],
         help="this part alone",
     )
@@ -98,6 +100,8 @@ def main() -> None:
         made["chunks"] = asyncio.run(chunk_reuse.measure(options.model))
     if options.only in (None, "heads"):
         made["heads"] = head_quality.measure(options.model)
+    if options.only in (None, "streaming"):
+        made["streaming"] = asyncio.run(streaming.measure(options.model))
     options.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(tables(made))
 
@@ -105,6 +109,7 @@ def main() -> None:
 def tables(made: dict[str, Any]) -> str:  # Any: plain JSON
     lines = chunk_reuse.tables(made["chunks"]) if "chunks" in made else []
     lines += head_quality.tables(made["heads"]) if "heads" in made else []
+    lines += streaming.tables(made["streaming"]) if "streaming" in made else []
     if "hits" in made:
         lines += [
             "| blocks | of all | ideal | least recent first | engine | of the ideal | with tiers |",

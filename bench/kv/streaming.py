@@ -61,8 +61,7 @@ async def _streamed(engine: Engine, text: list[int], window: StreamingWindow | N
 
 async def _recomputed(engine: Engine, text: list[int], window: StreamingWindow) -> list[float]:
     """Reads the loss of each token after the text that is seen of those before it, as one prompt for each shift."""
-    losses, step = list[float](), window.window // 2
-    begin = 1
+    losses, begin = list[float](), 1
     while begin < len(text):
         gone = window.forgotten(begin)
         end = min(len(text), window.total + gone + 1) if gone else min(len(text), window.total + 1)
@@ -73,7 +72,7 @@ async def _recomputed(engine: Engine, text: list[int], window: StreamingWindow) 
         found = [each.logprob for each in result.prompt_logprobs if each is not None]
         losses += [-each for each in found[-(end - begin) :]]
         begin = end
-    assert step > 0 and len(losses) == len(text) - 1
+    assert len(losses) == len(text) - 1
     return losses
 
 
