@@ -25,6 +25,7 @@ from app.document_library import disk_trouble
 from engine.errors import (
     ChatTemplateError,
     ContextLengthExceeded,
+    DeadlineExceeded,
     EngineError,
     EngineRestarting,
     EngineStopped,
@@ -181,6 +182,9 @@ def from_exception(error: BaseException, *, param: str | None = None) -> ApiErro
         case EngineRestarting():
             retry = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
             return ApiError(503, str(error), code=error.code, kind="server_error", headers=retry)
+        case DeadlineExceeded():
+            message = "The answer was not begun before the request's deadline."
+            return ApiError(408, message, code=error.code, kind="server_error")
         case EngineStopped() | SequenceClosed():
             return stopping()
         case EngineError():

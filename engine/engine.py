@@ -53,7 +53,7 @@ from engine.multimodal.processors import Processor, load_processor
 from engine.multimodal.prompt_images import check_whole
 from engine.outputs import Stats
 from engine.params import RemotePrefill, Speculation, StreamingWindow, check_chunks
-from engine.span_checks import check_endless, check_speculation
+from engine.span_checks import check_endless, check_speculation, deadline_of
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
 from engine.structured_output.spec import Constraint
 
@@ -192,8 +192,7 @@ class Engine:
             EngineStopped: see there.
         """
         self.check_adapter(adapter)
-        if deadline_s is not None and deadline_s <= 0:
-            raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
+        deadline = deadline_of(deadline_s)
         given = list(tokens)
         self.check_prompt(given)
         self.check_length(len(given) + 1 if streaming is None else 0)
@@ -209,7 +208,7 @@ class Engine:
         self.post(
             m.Open(id, tuple(given), tenant, priority, deadline_s, adapter or "", remote_prefill, spans, streaming)
         )
-        return Sequence(self, id, given, images=images, adapter=adapter, streaming=streaming)
+        return Sequence(self, id, given, None, images, adapter, streaming, deadline)
 
     def warm(self, tokens: Iterable[int], *, tenant: str = "", priority: int = 0, adapter: str | None = None) -> None:
         """Prefills whole blocks of these tokens into the tenant's prefix cache, once the engine has nothing else to do.
@@ -281,8 +280,7 @@ class Engine:
         if adapter and self.adapters.get(adapter) != digest:
             why = "is not loaded" if adapter not in self.adapters else "has other files now"
             raise BadSnapshot(f"The snapshot is of the adapter {adapter!r}, which {why}; accepted: with that adapter.")
-        if deadline_s is not None and deadline_s <= 0:
-            raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
+        deadline = deadline_of(deadline_s)
         features = 0 if self.image_processor is None else self.image_processor.features
         images = tuple(restored_image(*each, features) for each in kept.images)
         self._register(images)
@@ -297,7 +295,7 @@ class Engine:
                 adapter,
             )
         )  # fmt: skip
-        return Sequence(self, id, list(kept.tokens), images=images, adapter=adapter or None)
+        return Sequence(self, id, list(kept.tokens), None, images, adapter or None, deadline=deadline)
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Loads a LoRA adapter that PEFT saved, from a directory or a hub name, as `name`. Other sequences go on.

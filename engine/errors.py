@@ -44,6 +44,12 @@ class SequenceClosed(EngineError):
     code = "sequence_closed"
 
 
+class DeadlineExceeded(SequenceClosed):
+    """The sequence closed at its deadline."""
+
+    code = "deadline_exceeded"
+
+
 class FollowerClosed(EngineError):
     """Another sequence of the span's mixture closed before the span was over; those left end with the last piece."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
 from engine.core import messages as m
-from engine.errors import FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
+from engine.errors import DeadlineExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
 from engine.multimodal.image_input import ImageInput
 from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
@@ -39,6 +40,7 @@ class Sequence:
         images: tuple[ImageInput, ...] = (),
         adapter: str | None = None,
         streaming: StreamingWindow | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.adapter = adapter  # its name
         self.streaming = streaming  # of an endless sequence
@@ -46,6 +48,7 @@ class Sequence:
         self._id = id
         self._tokens = tokens
         self._parent = parent
+        self._deadline = deadline  # by time.monotonic
         self._images = images  # keeps them known to the engine
         self._children: set[Sequence] = set()
         self._busy = False
@@ -181,12 +184,12 @@ class Sequence:
         self._check_free()
         owner = self if scope is None else scope
         if owner._closed:
-            raise SequenceClosed("The scope of the fork is closed.")
+            raise owner._ended("The scope of the fork is closed.")
         if n < 1:
             raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
         ids = tuple(self._engine.next_id() for _ in range(n))
         self._engine.post(m.Fork(self._id, ids, owner._id))
-        given = (owner, self._images, self.adapter, self.streaming)
+        given = (owner, self._images, self.adapter, self.streaming, self._deadline)
         children = [Sequence(self._engine, id, self._tokens.copy(), *given) for id in ids]
         for child in children:
             child._deferred_at = self._deferred_at
@@ -244,8 +247,7 @@ class Sequence:
             (reply,) = await request.replies()
             answered = True
             if isinstance(reply, m.Closed):
-                self._mark_closed()
-                raise SequenceClosed(reply.reason)
+                raise self._ended(reply.reason)
             assert isinstance(reply, m.Scored)
             return [list(logprobs) for logprobs in reply.logprobs]
         finally:
@@ -307,8 +309,7 @@ class Sequence:
             self._engine.forget(request)
             self._busy = False
         if isinstance(reply, m.Closed):
-            self._mark_closed()
-            raise SequenceClosed(reply.reason)
+            raise self._ended(reply.reason)
         assert isinstance(reply, m.Snapped)
         return reply.data
 
@@ -337,9 +338,15 @@ class Sequence:
         if self._parent is not None:
             self._parent._children.discard(self)
 
+    def _ended(self, reason: str) -> SequenceClosed:
+        """Marks the sequence closed, and returns the error that says why."""
+        self._mark_closed()
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return DeadlineExceeded(reason) if late else SequenceClosed(reason)
+
     def _check_free(self) -> None:
         if self._closed:
-            raise SequenceClosed("The sequence is closed.")
+            raise self._ended("The sequence is closed.")
         if self._busy:
             raise SequenceBusy("A span or score runs on this sequence; wait for it, or fork first.")
 
@@ -403,9 +410,9 @@ class SpanStream:
             reply = await self._next()
         if isinstance(reply, m.Closed):
             self._end()
-            self._sequence._mark_closed()
+            error = self._sequence._ended(f"The sequence ended while a span ran on it: {reply.reason}.")
             self._truncate()
-            raise SequenceClosed(f"The sequence ended while a span ran on it: {reply.reason}.")
+            raise error
         if isinstance(reply, m.RequestRefused):
             self._end()
             if reply.timed_out:
@@ -415,7 +422,7 @@ class SpanStream:
             self._end()
             self._truncate()
             if self._sequence._closed:
-                raise SequenceClosed("The sequence is closed.")
+                raise self._sequence._ended("The sequence is closed.")
             if reply.follower_closed:
                 raise FollowerClosed(f"The span ended: {reply.reason}.")
             raise ConstraintFailed(reply.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from engine.config import EngineConfig
@@ -42,6 +43,19 @@ def check_span(span: Span, length: int, engine: Client, adapter: str | None, str
             f"The sequence has {length} tokens{asked}; the context holds {engine.max_model_len} in all."
         )
     return span.max_tokens or remaining
+
+
+def deadline_of(deadline_s: float | None) -> float | None:
+    """Returns the time of `time.monotonic` at which a sequence closes that is opened now; None: at none.
+
+    Raises:
+        InvalidParameter: it is not positive.
+    """
+    if deadline_s is None:
+        return None
+    if deadline_s <= 0:
+        raise InvalidParameter("deadline_s", f"deadline_s is {deadline_s}; accepted: None, or more than 0 seconds.")
+    return time.monotonic() + deadline_s
 
 
 def check_speculation(speculation: Speculation, proposers: Sequence[str], max_model_len: int) -> None:

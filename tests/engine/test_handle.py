@@ -14,6 +14,7 @@ from engine import (
     GREEDY,
     CheckpointError,
     ContextLengthExceeded,
+    DeadlineExceeded,
     Engine,
     EngineConfig,
     EngineStopped,
@@ -177,6 +178,18 @@ async def test_cancelling_the_task_frees_the_sequence(engine: Engine) -> None:
     assert (await engine.stats()).running == 0
     assert len((await seq.generate_all(greedy(2))).token_ids) == 2
     seq.close()
+
+
+async def test_a_deadline_that_passes_between_spans_is_named(engine: Engine) -> None:
+    seq = await engine.open(PROMPT, deadline_s=0.02)
+    child = seq.fork()[0]
+    await asyncio.sleep(0.1)
+    for late in (child, seq):
+        with pytest.raises(DeadlineExceeded):
+            await late.generate_all(greedy(2))
+    with pytest.raises(DeadlineExceeded):
+        seq.fork()
+    assert seq.closed and child.closed
 
 
 async def test_a_deadline_ends_the_span_and_closes_the_sequence(engine: Engine) -> None:

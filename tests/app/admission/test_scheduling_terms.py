@@ -14,6 +14,8 @@ import pytest
 from app.admission.request_budget import RequestBudget, RequestTerms
 from app.db.account_store import Accounts
 from app.db.quotas import Quota
+from app.errors import from_exception
+from engine.errors import DeadlineExceeded, SequenceClosed
 from tests.app.chatting import begin, log_of, new_chat
 from tests.app.conftest import Server, serving
 
@@ -90,11 +92,26 @@ def test_a_better_class_is_answered_first(classed: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_ends_at_its_deadline(http: httpx.Client, server: Server, stream: bool) -> None:
     before = time.monotonic()
-    fields = {"max_tokens": 20_000, "ignore_eos": True, "deadline_s": 1.0, "stream": stream}
+    fields = {"ignore_eos": True, "deadline_s": 3.0, "stream": stream}  # seconds: all 32 begin on a busy machine, too
     limit = server.engine.max_model_len - 100
-    reply = http.post(CHAT, json=body(**{**fields, "max_tokens": limit, "n": 32}))
+    reply = http.post(CHAT, json=body(**fields, max_tokens=limit, n=32))
     assert reply.status_code == 200 and '"finish_reason":"length"' in reply.text.replace(" ", "")
     assert time.monotonic() - before < 30
+    server.until(lambda stats: stats.sequences == 0)
+
+
+def test_a_deadline_before_the_answer_begins_is_told(http: httpx.Client, server: Server) -> None:
+    """Wherever it falls: before the prompt is read, while it is, or between that and the answers."""
+    late, in_time = 0.0, 2.0
+    for _ in range(10):  # closing in on the deadline that lets an answer begin
+        deadline_s = (late + in_time) / 2
+        reply = http.post(CHAT, json=body(deadline_s=deadline_s, n=32, max_tokens=100, ignore_eos=True))
+        if reply.status_code == 200:
+            in_time = deadline_s
+        else:
+            assert reply.status_code == 408 and reply.json()["error"]["code"] == "deadline_exceeded", reply.text
+            late = deadline_s
+    assert 0 < late < in_time
     server.until(lambda stats: stats.sequences == 0)
 
 
@@ -102,6 +119,12 @@ def test_a_run_ends_at_its_deadline_and_keeps_what_it_wrote(http: httpx.Client) 
     run = begin(http, new_chat(http), "hello", deadline_s=0.5, max_tokens=900, temperature=0)
     log = log_of(http, run["run_id"])
     assert log[-1]["type"] == "run.completed"
+
+
+def test_a_sequence_that_closed_at_its_deadline_is_no_fault_of_the_server() -> None:
+    late = from_exception(DeadlineExceeded("It is closed."))
+    assert (late.status, late.code) == (408, "deadline_exceeded")
+    assert from_exception(SequenceClosed("It is closed.")).status == 503
 
 
 def test_a_deadline_that_has_passed_is_told() -> None:
