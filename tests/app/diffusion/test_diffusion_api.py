@@ -205,7 +205,8 @@ def test_more_runs_than_there_are_places_for_are_refused_for_now(gaps: Server, a
 def test_a_client_that_leaves_ends_its_run(gaps: Server) -> None:
     with HeldPasses(gaps) as held:
         with httpx.stream("POST", f"{gaps.url}/api/diffusion", json={"text": GAP}, timeout=30) as reply:
-            assert '"type":"start"' in next(reply.iter_lines())
+            lines = reply.iter_lines()  # kept: without it the response is closed
+            assert '"type":"start"' in next(lines)
             held.until_one_runs()
         gaps.until(lambda _: held.service.runs == 0)
         held.let_go()
