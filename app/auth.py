@@ -114,14 +114,14 @@ _BEGINNINGS: tuple[tuple[str, KeyScope], ...] = (
     ("/api/(permissions|tools)", "tools"),
     ("/api/chats/[^/]+/permissions", "tools"),
     ("/mcp", "tools"),
-    ("/api/(artifacts|chats|folders|memory|presets|prompts|runs|server|shares|strategies)", "chat"),
+    ("/api/(artifacts|chats|diffusion|folders|memory|presets|prompts|runs|server|shares|strategies)", "chat"),
     ("/metrics", "metrics"),
 )
 _TABLE = tuple((re.compile(rf"{pattern}(/|$)"), scope) for pattern, scope in _BEGINNINGS)
 
 _METERED = re.compile(
     r"/v1/(chat/completions|completions|responses|embeddings|rerank|messages|audio/(transcriptions|translations|speech))/?"
-    r"|/api/(chat|generate|embed|embeddings|chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
+    r"|/api/(chat|diffusion|generate|embed|embeddings|chats/[^/]+/runs|search|sequences|sequences/[^/]+/(generate|score))/?"
 )
 
 

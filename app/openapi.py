@@ -34,6 +34,7 @@ _TYPES: dict[str, tuple[str, ...]] = {  # where it is not JSON
     "POST /api/chat": ("application/x-ndjson", _JSON),
     "POST /api/generate": ("application/x-ndjson", _JSON),
     "POST /api/sequences/{sequence_id}/generate": (_EVENTS,),
+    "POST /api/diffusion": (_EVENTS,),
     "GET /api/runs/{run_id}/events": (_EVENTS,),
     "GET /api/runs/{run_id}/trace": ("application/x-ndjson",),
     "GET /api/chats/{chat_id}/export": (_JSON, "text/html", "text/markdown"),

@@ -50,6 +50,8 @@ from app.connections import Drain, DrainMiddleware
 from app.db.account_store import Accounts
 from app.db.quotas import RemoteUse
 from app.db.store import Store
+from app.diffusion import routes as diffusion_routes
+from app.diffusion.service import DiffusionService
 from app.document_library import open_library, sweep_files
 from app.middleware import add_middleware
 from app.observability.metrics import Goals, ServerMetrics
@@ -77,15 +79,16 @@ ROUTERS = (
     run_routes.router, chats.folders_router, documents.router, files.router,
     documents.pages_router, jobs.router, collections.router, search.router, tools.router, permissions.router,
     sequences.router, tools.strategies_router, accounts.session_router, operator.router, accounts.router,
-    presets.router,
+    presets.router, diffusion_routes.router,
 )  # fmt: skip
 
 
 def create_app(
-    engine: Engine | ModelRegistry, settings: Settings, *, store: Store | None = None, library: Library | None = None
-) -> FastAPI:
-    """A server of one model's engine, or of several models. A `store` and a `library` that are given, open, become the
-    app's, which closes them.
+    engine: Engine | ModelRegistry, settings: Settings, *, store: Store | None = None, library: Library | None = None,
+    diffusion: DiffusionService | None = None,
+) -> FastAPI:  # fmt: skip
+    """A server of one model's engine, or of several models. A `store`, a `library` and a `diffusion` that are given,
+    open, become the app's, which closes them.
 
     Raises:
         CheckpointError: a file beside the model's weights cannot be read.
@@ -142,6 +145,11 @@ def create_app(
 
                 state.audio = AudioClient(settings.audio, settings.audio.key())
                 closing.push_async_callback(state.audio.close)
+            state.diffusion = diffusion
+            if diffusion is None and settings.diffusion_model is not None:
+                state.diffusion = await DiffusionService.load(settings.diffusion_model, settings.device)
+            if state.diffusion is not None:
+                closing.callback(state.diffusion.close)
             shelf = await asyncio.to_thread(open_library, settings) if library is None else library
             closing.push_async_callback(asyncio.to_thread, shelf.close)
             state.tool_selector.ranker = ToolRanker(shelf.embedder)  # loaded once for both

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from app.answering.tool_service import ToolService
     from app.auth import Auth
     from app.db.store import Store
+    from app.diffusion.service import DiffusionService
     from app.remote.audio_client import AudioClient
     from app.runs.live_runs import Runs
     from app.sequences.registry import Sequences
@@ -101,6 +102,7 @@ class State(Serving):
     auth: Auth = field(init=False)  # the same
     views: UserLocks = field(default_factory=UserLocks)  # of PDFs, in the processes that read them
     audio: AudioClient | None = None  # of the server of speech, where one is set
+    diffusion: DiffusionService | None = None  # where a masked-diffusion model is set
     _store: Store | None = None  # open while the app's lifespan lasts
     _runs: Runs | None = None
     _library: Library | None = None

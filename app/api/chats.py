@@ -136,6 +136,7 @@ async def server(state: AppState) -> dict[str, Any]:
         "starters": list(served.about.starters),
         "max_upload": int(state.settings.max_upload),
         "audio": None if audio is None else audio.model_dump(include={"transcription_model", "speech_model", "voice"}),
+        "diffusion": None if state.diffusion is None else state.diffusion.about,
     }
 
 

@@ -62,6 +62,11 @@ def or_explain(work: Callable[..., T], *arguments: Any) -> T:
         fail(str(error), 1)
 
 
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Returns the text for a terminal: U+FFFD for each control character, but those to `keep`."""
+    return "".join(c if c.isprintable() or c in keep else "�" for c in text)
+
+
 def fail(message: str, code: int) -> NoReturn:
     typer.echo(f"ponder: {message}", err=True)
     raise typer.Exit(code)

@@ -118,11 +118,10 @@ def diffuse(
 
     def run() -> None:
         from app.cli import diffuse_command as work
+        from engine.diffusion import DiffuseRequest
 
-        request = work.DiffuseRequest(
-            text, model, length, block_size, tokens_per_step, threshold, temperature, seed, device
-        )
-        work.diffuse(request, passes, as_json)
+        request = DiffuseRequest(text, length, block_size, tokens_per_step, threshold, temperature, seed)
+        work.diffuse(model, device, request, passes, as_json)
 
     or_explain(run)
 

@@ -30,6 +30,7 @@ from app.wire.http_server import BACKLOG, Server, server_config
 
 if TYPE_CHECKING:
     from app.answering.model_registry import ModelRegistry
+    from app.diffusion.service import DiffusionService
     from retrieval import Library
 
 T = TypeVar("T")
@@ -126,6 +127,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         closing.push_async_callback(store.close)
         library = await _or_leave(_open_library(settings), stop)
         closing.push_async_callback(asyncio.to_thread, library.close)
+        diffusion = await _or_leave(_load_diffusion(settings), stop)  # first: it is small, and what is wrong is told
         with _progress() as report:
             models = await _or_leave(_start_models(settings, report), stop)
         closing.push_async_callback(models.stop)
@@ -134,7 +136,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         from app.workers.primary import WorkerPool
         from engine.core.loop import calm_collector
 
-        app = create_app(models, settings, store=store, library=library)
+        app = create_app(models, settings, store=store, library=library, diffusion=diffusion)
         await closing.enter_async_context(app.router.lifespan_context(app))
         config = server_config(settings, app)
         port = listener.getsockname()[1]
@@ -174,6 +176,15 @@ async def _open_library(settings: Settings) -> Library:
         return await asyncio.to_thread(open_library, settings)
     except InUse as error:
         raise BadSetting(f"{error} Stop that one, or give another --data-dir.") from None
+
+
+async def _load_diffusion(settings: Settings) -> DiffusionService | None:
+    """The masked-diffusion model, loaded before the others: one that cannot be is refused at once."""
+    if settings.diffusion_model is None:
+        return None
+    from app.diffusion.service import DiffusionService  # the engine comes with it
+
+    return await DiffusionService.load(settings.diffusion_model, settings.device)
 
 
 async def _start_models(settings: Settings, report: Callable[[str], None]) -> ModelRegistry:

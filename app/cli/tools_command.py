@@ -19,6 +19,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from app.answering.tool_service import BUILT_IN, ToolService
+from app.cli.errors import printable
 from app.config import LOCAL_USER, BadSetting, Settings
 from app.document_library import open_library
 from retrieval import InUse
@@ -81,9 +82,9 @@ def list_tools(as_json: bool, settings: Settings) -> None:
     widths = [max((len(row[place]) for row in columns), default=0) for place in range(3)]
     for row, tool in zip(columns, tools, strict=True):
         summary = tool.description.strip().splitlines()[0]
-        print(_safe("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=True)), summary])))
+        print(printable("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=True)), summary])))
     for fault in faults:
-        print(_safe(f"{fault.origin}: {fault.message}"), file=sys.stderr)
+        print(printable(f"{fault.origin}: {fault.message}"), file=sys.stderr)
 
 
 def call_tool(name: str, arguments: str, yes: bool, settings: Settings) -> int:
@@ -123,13 +124,13 @@ def check_skills(folders: Sequence[Path]) -> int:
     for skill in library:
         files = library.files(skill.name)
         scripts = sum(each.is_script for each in files)
-        print(_safe(f"{skill.name}: a skill, with {len(files)} files beside SKILL.md, {scripts} of them scripts"))
+        print(printable(f"{skill.name}: a skill, with {len(files)} files beside SKILL.md, {scripts} of them scripts"))
         for note in skill.notes:
-            print(_safe(f"  note: {note}"))
+            print(printable(f"  note: {note}"))
     for fault in library.faults:
         print(
-            _safe(f"{fault.folder}: no skill"),
-            *(f"  {_safe(each)}" for each in fault.problems),
+            printable(f"{fault.folder}: no skill"),
+            *(f"  {printable(each)}" for each in fault.problems),
             sep="\n",
             file=sys.stderr,
         )
@@ -169,13 +170,13 @@ async def _called(name: str, arguments: str, yes: bool, settings: Settings) -> i
         (outcome,) = await shed.executor.run([Call("call-1", name, arguments)], session, _show)
         faults = shed.faults if outcome.kind == "unknown_tool" else []
     if outcome.ok:
-        print(_safe(outcome.result.text) if sys.stdout.isatty() else outcome.result.text)
+        print(printable(outcome.result.text) if sys.stdout.isatty() else outcome.result.text)
         return 0
-    print(f"ponder: {_safe(outcome.result.text)}", file=sys.stderr)
+    print(f"ponder: {printable(outcome.result.text)}", file=sys.stderr)
     if outcome.kind == "denied" and not person.answers:
         print("Give --yes to approve the call, or run this in a terminal to be asked.", file=sys.stderr)
     for fault in faults:
-        print(_safe(f"{fault.origin}: {fault.message}"), file=sys.stderr)
+        print(printable(f"{fault.origin}: {fault.message}"), file=sys.stderr)
     return 1
 
 
@@ -237,7 +238,7 @@ class _Person:
 
 async def _prompted(text: str) -> str:
     """The line that is typed. The event loop goes on, so that Ctrl-C is heard."""
-    print(_safe(text), end="", file=sys.stderr, flush=True)
+    print(printable(text), end="", file=sys.stderr, flush=True)
     loop, source = asyncio.get_running_loop(), sys.stdin.fileno()
     typed = asyncio.Event()
     loop.add_reader(source, typed.set)
@@ -257,11 +258,6 @@ def _show(event: Event) -> None:
         case CallProgress(step=step):
             done = "" if step.done is None else f" {step.done:g}"
             total = "" if step.total is None else f"/{step.total:g}"
-            print(_safe(f"… {step.text}{done}{total}"), file=sys.stderr)
+            print(printable(f"… {step.text}{done}{total}"), file=sys.stderr)
         case CallOutput(text=text):
-            print(_safe(text), end="", file=sys.stderr, flush=True)
-
-
-def _safe(text: str) -> str:
-    """The text without a terminal's control characters."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+            print(printable(text), end="", file=sys.stderr, flush=True)

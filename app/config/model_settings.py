@@ -84,6 +84,12 @@ class ModelSettings(BaseModel):
         accepts=f"an address such as https://host/v1, or a table of {', '.join(AudioSettings.model_fields)}",
         flag="--audio-url",
     )
+    diffusion_model: str | None = setting(
+        None,
+        "a [masked-diffusion model](diffusion.md#on-a-server) beside the others, which fills gaps on a page of its own",
+        accepts="the directory of a masked-diffusion model, or its Hugging Face Hub name",
+        min_length=1,
+    )
     router: CommaSeparated = setting(
         (),
         "the models that `auto` asks, in order: two or more names, comma-separated",

@@ -16,6 +16,7 @@ from app.api.documents import FIELDS
 from app.api.search import SearchRequest
 from app.cli.serve_command import settings_table
 from app.config import Settings
+from app.diffusion.routes import DiffusionRequest
 from app.openai.audio import SpeechRequest
 from app.openai.embeddings import EMBEDDING_NO_EFFECT, EmbeddingRequest, RerankRequest
 from app.openai.request_models import ChatRequest, CompletionRequest, SamplingRequest
@@ -60,10 +61,11 @@ def test_each_endpoints_own_fields_are_listed(heading: str, schema: type, refuse
         ("## Reranking\n", set(RerankRequest.model_fields), set()),
         ("## Tokens\n", set(TokenizeRequest.model_fields), set()),
         ("## Speech\n", set(SpeechRequest.model_fields), set()),
+        ("## Masked diffusion\n", set(DiffusionRequest.model_fields), set()),
         ("**Search.**", set(SearchRequest.model_fields), set()),
         ("**Upload.**", set(FIELDS), set()),
     ],
-    ids=["embeddings", "rerank", "tokens", "speech", "search", "upload"],
+    ids=["embeddings", "rerank", "tokens", "speech", "diffusion", "search", "upload"],
 )
 def test_the_fields_around_documents_are_listed(heading: str, fields: set[str], no_effect: set[str]) -> None:
     listed = table(heading)

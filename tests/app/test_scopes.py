@@ -35,7 +35,7 @@ METERED = {
     "POST /v1/rerank",
     "POST /v1/audio/transcriptions", "POST /v1/audio/translations", "POST /v1/audio/speech",
     "POST /api/chats/{chat_id}/runs", "POST /api/sequences", "POST /api/sequences/{sequence_id}/generate",
-    "POST /api/sequences/{sequence_id}/score", "POST /api/search",
+    "POST /api/sequences/{sequence_id}/score", "POST /api/search", "POST /api/diffusion",
 }  # fmt: skip
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,18 @@ def test_json_has_a_line_for_each_pass(model: Path) -> None:
     assert last["passes"] == len(passes) >= 1 and [each["pass"] for each in passes] == [*range(1, len(passes) + 1)]
     assert len(passes[0]["positions"]) == len(passes[0]["tokens"]) == len(passes[0]["confidences"]) == 4
     assert all(each["text"].startswith("27+5 =") for each in passes)
+
+
+def test_control_characters_do_not_reach_a_terminal(model: Path) -> None:
+    mine, theirs = os.openpty()
+    text = "red\x1b[31m \x9b2J\x07_"  # what is given is shown again, as what is written
+    command = [sys.executable, "-m", "app.cli", "diffuse", text, "--model", str(model), "--device", "cpu"]
+    for more in ([], ["--passes"]):
+        subprocess.run([*command, *more], cwd=ROOT, stdout=theirs, check=True, timeout=60)
+        shown = os.read(mine, 65536).decode()
+        assert "red\ufffd[31m \ufffd2J\ufffd" in shown
+        assert shown.replace("\x1b[K", "").replace("\r", "").replace("\n", "").isprintable()
+    assert "2J\x07" in diffuse(model, text)[1]  # in a pipe they stay
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 import type { Schema, Value } from "./asking/options";
 import type { Sampling } from "./asking/sampling";
 import { clock } from "./clock";
+import type { DiffusionModel } from "./diffusion/run";
 import type { MessageFile } from "./documents/api";
 import type { Usage } from "./protocol";
 
@@ -15,6 +16,7 @@ export interface ServerInfo {
   starters: string[];
   max_upload: number; // bytes
   audio?: AudioServer | null; // where there is one
+  diffusion?: DiffusionModel | null; // likewise
 }
 
 /** What the server that hears and speaks is asked for. */

@@ -17,6 +17,7 @@ export const PAGES: Readonly<Record<string, Loader>> = {
   documents: () => import("../documents/DocumentsPage.svelte"),
   presets: () => import("../presets/PresetsPage.svelte"),
   memory: () => import("../memory/MemoryPage.svelte"),
+  diffusion: () => import("../diffusion/DiffusionPage.svelte"),
   shared: () => import("../share/SharedPage.svelte"),
   operator: () => import("../operator/OperatorPage.svelte"),
 };

@@ -452,6 +452,7 @@ export const de: Strings = {
     sources: "Angehalten: Die Antwort wurde länger als ihre Quellen.",
   },
   memory: "Gedächtnis",
+  diffusion: "Maskierte Diffusion",
   forgotten: "Was weiter oben steht, sieht das Modell nicht mehr.",
   unshown: "Diese Nachricht ließ sich nicht darstellen. Das ist ihr Text:",
   announceDone: (text: string) => `Antwort: ${text}`,

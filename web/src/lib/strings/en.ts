@@ -436,6 +436,7 @@ export const en = {
     sources: "Stopped: the answer grew longer than its sources.",
   },
   memory: "Memory",
+  diffusion: "Masked diffusion",
   forgotten: "The model no longer sees what was said above.",
   unshown: "This message could not be shown. This is its text:",
   announceDone: (text: string) => `Answer: ${text}`,
