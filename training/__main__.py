@@ -190,7 +190,9 @@ def make_one_of_pair(name: str, arguments: argparse.Namespace) -> None:
     work = arguments.work / "diffusion" / f"{name}-{arguments.seed}"
     published = name == pair.DIFFUSION and arguments.seed == 1
     out = arguments.out / name if published else work / "model"
-    pair.train_one(name, plan, work, out, resume=arguments.begin == "resume")
+    run = pair.train_one(name, plan, work, out, resume=arguments.begin == "resume")
+    if published:
+        pair.write_card(run, card.hardware("cpu", torch.get_num_threads()), out)
 
 
 ON_REQUEST: dict[str, Callable[[argparse.Namespace], None]] = {

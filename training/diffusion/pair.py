@@ -21,6 +21,26 @@ from training.distil.distillation import Distillation, DistilPlan
 from training.export import named_weights, qwen3_shape
 from training.torch_model import Model, ModelConfig
 
+CARD = """\
+---
+license: apache-2.0
+language: en
+---
+
+# Pebble's masked-diffusion model
+
+A model of {parameters:,} parameters that fills masked places of a text instead of writing from left to right: an
+experiment, for `ponder diffuse` and `ponder serve --diffusion-model`, not to be talked to. It knows three tasks alone:
+independent sums, chains of sums, and gaps in lists of words. [Masked diffusion](../../docs/diffusion.md) says how it
+decodes and what was measured beside an autoregressive twin. A token is a byte.
+
+## How it was made
+
+`python -m training --only pebble-diffusion` makes it again: {steps:,} steps of {batch} questions of
+`training/diffusion/questions.py`, all of them made by code. Muon ({matrix_lr}) for the matrices and Adam ({adam_lr})
+for the rest; the learning rates fall to nothing over the last {fall:.0%} of the steps. It took {minutes} minutes on
+{hardware}, beside other work.
+"""
 DIFFUSION, TWIN = "pebble-diffusion", "pebble-diffusion-twin"
 STUDENTS = {DIFFUSION: masked_student, TWIN: causal_student}
 
@@ -37,6 +57,17 @@ def train_one(
     run.run()
     export_pair(student.module, tokenizer, out, diffuses=name == DIFFUSION)
     return run
+
+
+def write_card(run: Distillation[Model], hardware: str, out: Path) -> None:
+    """Writes README.md of a trained masked-diffusion model."""
+    plan = run.plan
+    text = CARD.format(
+        parameters=sum(weight.numel() for weight in run.student.module.parameters()),
+        steps=run.done, batch=plan.batch, matrix_lr=plan.matrix_lr, adam_lr=plan.adam_lr, fall=plan.fall,
+        minutes=max(1, round(run.seconds / 60)), hardware=hardware,
+    )  # fmt: skip
+    (out / "README.md").write_text(text, encoding="utf-8")
 
 
 def export_pair(model: Model, tokenizer: Tokenizer, out: Path, *, diffuses: bool) -> None:

@@ -12,13 +12,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from engine.diffusion import BlockDiffusion, Unmasking, load_masked_diffusion
 from training.diffusion import pair, questions, rows, students
 from training.diffusion.byte_tokenizer import END, byte_tokenizer
 from training.diffusion.masked_model import MaskedModel
-from training.diffusion.questions import MASK, TASKS, PairQuestion, Task, question
+from training.diffusion.questions import ANSWER, MASK, TASKS, PairQuestion, Task, question
 from training.distil.distillation import Distillation
 from training.torch_model import Model, ModelConfig
 
+MODELS = Path(__file__).parents[3] / "models"
 TINY = ModelConfig(
     vocab_size=257, hidden_size=32, intermediate_size=48, layer_types=("full_attention",) * 2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=8, max_position_embeddings=128,
@@ -168,3 +170,27 @@ def test_the_exported_twin_is_what_transformers_computes(tmp_path: Path) -> None
         states = model.states(batch.tokens, batch.positions, batch.visible)
         ours = states @ model.model.embed_tokens.weight.T
         assert torch.allclose(ours, theirs(batch.tokens).logits, atol=1e-4)
+
+
+def test_the_card_says_how_it_was_made(tmp_path: Path) -> None:
+    run = pair.train_one(pair.DIFFUSION, PLAN, tmp_path, tmp_path, resume=False, shape=TINY)
+    pair.write_card(run, "1 thread of a test", tmp_path)
+    count = sum(each.numel() for each in run.student.module.parameters())
+    card = (tmp_path / "README.md").read_text("utf-8")
+    assert f"A model of {count:,} parameters" in card
+    assert f"{PLAN.steps:,} steps of {PLAN.batch} questions" in card and "1 thread of a test" in card
+
+
+@pytest.mark.parametrize("task", ["sums", "gap"])
+def test_the_bundled_model_answers_most_questions_in_few_passes(task: Task) -> None:
+    """Asked are questions that training left out; a right answer of 16 tokens takes fewer passes than tokens."""
+    loaded = load_masked_diffusion(str(MODELS / pair.DIFFUSION), device="cpu", dtype=torch.float32)
+    diffusion, tokenizer, rng = BlockDiffusion(loaded), loaded.tokenizer, Random(7)
+    asked, right, passes = [question(rng, task, held_out=True) for _ in range(40)], 0, 0
+    for each in asked:
+        prompt, way = tokenizer.encode(each.prompt), Unmasking(ANSWER, threshold=0.9)
+        run = diffusion.infill(prompt, way) if task == "gap" else diffusion.generate(prompt, ANSWER, way)
+        passes += sum(1 for _ in run)
+        right += tokenizer.decode(run.answer) == each.answer
+    assert right >= 30
+    assert passes < sum(len(each.answer) for each in asked) / 2
