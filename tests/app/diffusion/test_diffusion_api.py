@@ -244,10 +244,10 @@ def test_a_run_ends_at_the_servers_deadline_as_it_is(model: Path, checkpoint: Pa
 def test_tokens_count_towards_a_keys_limits(model: Path, checkpoint: Path, tmp_path: Path) -> None:
     with asking_for_keys(model, tmp_path, diffusion_model=str(checkpoint)) as server:
         key_of(server, "ana")
-        quota = Quota(tokens_per_minute=30)
+        quota, text = Quota(tokens_per_minute=70), "a" * 20 + "_" * 40  # fits twice, but for what was written
         with client_of(server, beside(server, lambda a: a.create_key("ana", "", None, ["chat"], quota)[1])) as ana:
-            assert passes(ana, text=GAP)[-1]["type"] == "end"  # 17 tokens read, 6 written
-            error(ana.post("/api/diffusion", json={"text": GAP}), 429, "rate_limit_exceeded")
+            assert passes(ana, text=text, tokens_per_step=40)[-1]["type"] == "end"
+            error(ana.post("/api/diffusion", json={"text": text}), 429, "rate_limit_exceeded")
         assert httpx.post(f"{server.url}/api/diffusion", json={"text": GAP}).status_code == 401
 
 
