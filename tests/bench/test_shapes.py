@@ -70,8 +70,12 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, monkeyp
     begun = Trainer(parts.plan_of("lfm2", 1), Tokenizer.from_file(str(TOKENIZER)), parts.folder("lfm2", 1))
     begun.resume()
     assert begun.done == 2
-    resumed = parts.run("lfm2", 1)
-    assert resumed is not None
+    steps: list[int] = []
+    step = Trainer.step
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", lambda self, batches: steps.append(self.done) or step(self, batches))
+        resumed = parts.run("lfm2", 1)
+    assert resumed is not None and steps == [2, 3]
     for key in ("tokens", "parameters", "abilities"):
         assert resumed[key] == row[key], key
     ours, theirs = trained_weights(whole, "lfm2"), trained_weights(parts, "lfm2")
@@ -85,8 +89,11 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_all_shapes_of_a_seed_read_the_same_data_of_their_tasks_alone(tmp_path: Path) -> None:
+def test_all_shapes_of_a_seed_read_the_same_data_of_their_tasks_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, tokenizer = little(tmp_path), Tokenizer.from_file(str(TOKENIZER))
+    monkeypatch.setattr(mixture, "TASKS", {name: mixture.TASKS[name] for name in ablation.TASKS})  # no other is asked
 
     def read(shape: str, seed: int) -> list[torch.Tensor]:
         reader = Trainer(made.plan_of(shape, seed), tokenizer, tmp_path).reader
@@ -175,6 +182,14 @@ def test_runs_on_other_data_are_not_compared() -> None:
         shapes_page.summed_up([], SHAPES)
 
 
+def keep(made: Ablation, row: dict[str, Any]) -> None:
+    """Writes a run's files as `Ablation.run` does."""
+    place = made.folder(row["shape"], row["seed"])
+    place.mkdir()
+    (place / "plan.json").write_text(json.dumps(made._described(row["shape"], row["seed"])))
+    (place / "result.json").write_text(json.dumps(row))
+
+
 def test_kept_runs_are_written_to_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,16 +199,16 @@ def test_kept_runs_are_written_to_the_page(
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     made = command.ablation_of(tmp_path, 8, 2)
     for shape, losses in ((BASELINE, [1.0, 2.0]), ("lfm2", [0.75, 1.75])):
-        place = made.folder(shape, 1)
-        place.mkdir()
-        (place / "plan.json").write_text(json.dumps(made._described(shape, 1)))
-        (place / "result.json").write_text(json.dumps(run_of(shape, 1, losses, [4, 0])))
+        for seed in (1, 2):
+            keep(made, run_of(shape, seed, losses, [4, 0]))
+    rows = run_all(made, (BASELINE, "lfm2"), (1, 2), lambda _: None)
+    assert [(row["seed"], row["shape"]) for row in rows] == [(1, BASELINE), (1, "lfm2"), (2, BASELINE), (2, "lfm2")]
     command.main(["--kept", "--write", "--work", str(tmp_path), "--steps", "8", "-n", "2"])
     text = page.read_text("utf-8")
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| qwen3 | 10, 0 | 128 | 304 | 2.45M, 0.79M | 0.00 | 2000 |" in text
-    assert "| lfm2 | 1.250 (-0.250: -0.250 … -0.250) | -0.250 |" in text
-    assert "| tools | right tool | lfm2 | 1 (9% – 91%) | +0.0 |" in text
+    assert "| lfm2 | 1.250 (-0.250: -0.250 … -0.250) | 1.250 (-0.250: -0.250 … -0.250) | **-0.250** (-0.250 … " in text
+    assert "| tools | right tool | lfm2 | 1 (9% – 91%) | 1 (9% – 91%) | **+0.0** (+0.0 … +0.0) |" in text
     (kept,) = (tmp_path / "results").iterdir()
     assert json.loads(kept.read_text("utf-8"))["abilities"]["tools"][LOSS]["lfm2"]["difference"] == -0.25
     with pytest.raises(SystemExit, match="begun by another plan"):
