@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer
 from engine import Engine, EngineConfig
 from training import export
 from training.abilities import ABILITIES, Ability
+from training.alignment import ROLES
 from training.conversation import Case, Conversation, Message
 from training.evaluate import SEED, judged, replies
 from training.plans import computes_bfloat16
@@ -133,6 +135,12 @@ def measured(trainer: Trainer, asked: Sequence[Ability], n: int) -> dict[str, Ro
     return found
 
 
+def missed(log: Path, last: int = 5) -> dict[str, float]:
+    """Returns −ln of the attention that falls where it should, of each guided role: the mean of a log's last lines."""
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()[-last:]] if log.exists() else []
+    return {role: fmean(line[role] for line in lines) for role in ROLES} if lines else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Ablation:
     """Shapes, the plan that all are trained by, and the cases that all are asked; runs lie below `work`."""
@@ -151,13 +159,15 @@ class Ablation:
         return replace(self.plan, model=self.shapes[shape], seed=seed)
 
     def kept(self, shape: str, seed: int) -> Row | None:
-        """Returns the result of a run, or none where it is not there yet.
+        """Returns the result of a run, with what the guided heads missed in the end; none where it is not there yet.
 
         Raises ValueError where the run was begun by another plan.
         """
         self._check(shape, seed)
-        path = self.folder(shape, seed) / "result.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else None
+        place = self.folder(shape, seed)
+        if not (place / "result.json").exists():
+            return None
+        return {**json.loads((place / "result.json").read_text("utf-8")), "missed": missed(place / "losses.jsonl")}
 
     def run(self, shape: str, seed: int, until: int | None = None) -> Row | None:
         """Trains a shape from where it was left, and measures it. Returns the result, or none after step `until`.
@@ -188,7 +198,7 @@ class Ablation:
             "abilities": measured(trainer, self.asked, self.n),
         }
         _write(place / "result.json", row)
-        return row
+        return self.kept(shape, seed)
 
     def _described(self, shape: str, seed: int) -> Row:
         described: Row = {"plan": asdict(self.plan_of(shape, seed)), "n": self.n, "asked": [a.name for a in self.asked]}

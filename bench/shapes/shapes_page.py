@@ -13,14 +13,15 @@ from typing import Any
 from bench import report
 from bench.report import interval
 from bench.shapes.ablation import BASELINE
+from training.alignment import ROLES
 from training.evaluate import wilson
 from training.torch_model import ModelConfig
 
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # at 95%, of 1, 2, … degrees of freedom
-LOSS, EXACT = "loss of an answer's token", "all tokens the likeliest"
-_SHOWN = (EXACT, "right sentence with its label", "right tool", "right arguments")
-_OF_RUNS = ("tokens", "tokens_per_cpu_second", "seconds")
+LOSS, LIKELIEST, EXACT = "loss of an answer's token", "tokens that are the likeliest", "all tokens the likeliest"
+_SHOWN = (LIKELIEST, "right sentence with its label", "right tool", "right arguments")
+_OF_RUNS = ("tokens", "tokens_per_cpu_second", "seconds", "missed")
 Row = dict[str, Any]  # Any: plain JSON
 Runs = Mapping[tuple[str, int], Row]  # of a shape and a seed
 
@@ -34,10 +35,12 @@ def over_seeds(differences: Sequence[float]) -> tuple[float, float] | None:
 
 
 def of_cases(run: Row, ability: str) -> dict[str, list[float] | list[bool]]:
-    """Returns for each measure the value of each case: the mean loss of a token, or whether the answer is right."""
+    """Returns for each measure the value of each case: the mean loss of a token, the share of
+    tokens that are the likeliest, or whether the answer is right."""
     made = run["abilities"][ability]
     found: dict[str, list[float] | list[bool]] = {
         LOSS: [case["loss"] for case in made["cases"]],
+        LIKELIEST: [case["right"] / case["tokens"] for case in made["cases"]],
         EXACT: [case["right"] == case["tokens"] for case in made["cases"]],
     }
     for measure in made["verdicts"][0]:
@@ -62,7 +65,9 @@ def _compared(runs: Runs, shape: str, ability: str, measure: str) -> Row:
     for seed in (seed for of_shape, seed in runs if of_shape == shape):
         other = runs.get((BASELINE, seed)) if shape != BASELINE else None
         baseline = None if other is None else of_cases(other, ability)[measure]
-        seeds[str(seed)] = _summed(of_cases(runs[shape, seed], ability)[measure], baseline, counted=measure != LOSS)
+        seeds[str(seed)] = _summed(
+            of_cases(runs[shape, seed], ability)[measure], baseline, counted=measure not in (LOSS, LIKELIEST)
+        )
     differences = [row["difference"] for row in seeds.values() if "difference" in row]
     if not differences:
         return {"seeds": seeds}
@@ -115,7 +120,7 @@ def _loss_cell(row: Row) -> str:
 
 def _right_cell(row: Row) -> str:
     low, high = row["interval"]
-    return f"{row['right']} ({low:.0%} – {high:.0%})"
+    return f"{row.get('right', format(row['mean'], '.0%'))} ({low:.0%} – {high:.0%})"
 
 
 def _mean(found: Row, form: str, scale: float) -> str:
@@ -150,6 +155,11 @@ def tables(results: report.Results) -> str:
             f"| {size['intermediate_size']} | {size['parameters'] / 1e6:.2f}M, {size['embedding'] / 1e6:.2f}M "
             f"| {_range(size['tokens'], 1e6, '{:.2f}')} | {_range(size['tokens_per_cpu_second'], 1, '{:.0f}')} |"
         )
+    lines += ["", "−ln of the attention that falls where it should, at the end of training, by seed:", ""]
+    lines += [f"| shape | {' | '.join(ROLES)} |", "|---|" + "---|" * len(ROLES)]
+    for name, size in shapes.items():
+        of_roles = (", ".join(f"{of[role]:.2f}" for of in size["missed"].values() if of) for role in ROLES)
+        lines.append(f"| {name} | {' | '.join(of_roles)} |")
     head = "".join(f" seed {seed} |" for seed in seeds)
     for ability, measures in abilities.items():
         n = next(iter(next(iter(measures[LOSS].values()))["seeds"].values()))["n"]
@@ -158,7 +168,7 @@ def tables(results: report.Results) -> str:
         for name, found in measures[LOSS].items():
             cells = (_loss_cell(found["seeds"][seed]) if seed in found["seeds"] else "" for seed in seeds)
             lines.append(f"| {name} | {' | '.join(cells)} | {_mean(found, '{:+.3f}', 1)} |")
-    lines += ["", f"Right answers (of {n} a seed), Wilson's intervals; differences in points:", ""]
+    lines += ["", f"Tokens of wanted answers, and right answers of {n}; differences in points:", ""]
     lines += [f"| cases | measure | shape |{head} over seeds |", "|---|---|---|" + "---|" * (len(seeds) + 1)]
     for ability, measures in abilities.items():
         for measure in (measure for measure in _SHOWN if measure in measures):

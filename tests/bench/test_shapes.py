@@ -17,9 +17,10 @@ from bench import report
 from bench.shapes import __main__ as command
 from bench.shapes import ablation, shapes_page
 from bench.shapes.ablation import ASKED, BASELINE, SHAPES, Ablation, run_all, token_loss
-from bench.shapes.shapes_page import EXACT, LOSS
+from bench.shapes.shapes_page import EXACT, LIKELIEST, LOSS
 from tests.training.conftest import read_little
 from training import mixture
+from training.alignment import ROLES
 from training.conversation import Case
 from training.evaluate import judged, wilson
 from training.torch_model import Model, ModelConfig
@@ -149,7 +150,7 @@ def run_of(shape: str, seed: int, losses: list[float], right: list[int], tokens:
     verdicts = [{"right tool": count > 2} for count in right]
     return {
         "shape": shape, "seed": seed, "parameters": 2_450_000, "embedding": 790_000, "tokens": tokens, "seconds": 60,
-        "tokens_per_cpu_second": 2000, "abilities": {"tools": {"cases": cases, "verdicts": verdicts}},
+        "tokens_per_cpu_second": 2000, "missed": {}, "abilities": {"tools": {"cases": cases, "verdicts": verdicts}},
     }  # fmt: skip
 
 
@@ -171,6 +172,8 @@ def test_differences_are_paired_by_case_and_seed() -> None:
     assert "difference" not in measures[LOSS][BASELINE]
     exact, tool = measures[EXACT]["lfm2"]["seeds"]["1"], measures["right tool"]["lfm2"]["seeds"]["1"]
     assert (exact["right"], tool["right"], tool["n"]) == (2, 3, 3)
+    likeliest = measures[LIKELIEST]["lfm2"]["seeds"]["1"]
+    assert likeliest["mean"] == pytest.approx((4 + 4 + 3) / 12) and likeliest["difference"] == pytest.approx(6 / 12)
     assert exact["interval"] == wilson(2, 3) and exact["difference"] == pytest.approx(1 / 3)
 
 
@@ -188,6 +191,8 @@ def keep(made: Ablation, row: dict[str, Any]) -> None:
     place.mkdir()
     (place / "plan.json").write_text(json.dumps(made._described(row["shape"], row["seed"])))
     (place / "result.json").write_text(json.dumps(row))
+    looks = dict.fromkeys(ROLES, 0.5 if row["shape"] == "lfm2" else 1.5)
+    (place / "losses.jsonl").write_text("".join(json.dumps({"step": step, **looks}) + "\n" for step in (10, 20)))
 
 
 def test_kept_runs_are_written_to_the_page(
@@ -208,6 +213,8 @@ def test_kept_runs_are_written_to_the_page(
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| qwen3 | 10, 0 | 128 | 304 | 2.45M, 0.79M | 0.00 | 2000 |" in text
     assert "| lfm2 | 1.250 (-0.250: -0.250 … -0.250) | 1.250 (-0.250: -0.250 … -0.250) | **-0.250** (-0.250 … " in text
+    assert "| lfm2 | 0.50, 0.50 | 0.50, 0.50 | 0.50" in text and "| qwen3 | 1.50, 1.50 |" in text
+    assert "| tools | tokens that are the likeliest | lfm2 | 50% (" in text
     assert "| tools | right tool | lfm2 | 1 (9% – 91%) | 1 (9% – 91%) | **+0.0** (+0.0 … +0.0) |" in text
     (kept,) = (tmp_path / "results").iterdir()
     assert json.loads(kept.read_text("utf-8"))["abilities"]["tools"][LOSS]["lfm2"]["difference"] == -0.25
