@@ -124,12 +124,14 @@ def _right_cell(row: Row) -> str:
 
 
 def _mean(found: Row, form: str, scale: float) -> str:
-    """Writes the mean difference over seeds and its interval; nothing of the baseline."""
+    """Writes the mean difference over seeds and its interval, bold where that leaves out 0; nothing of the baseline."""
     if "difference" not in found:
         return ""
-    mean = form.format(found["difference"] * scale)
-    ends = found["difference_interval"]
-    return f"**{mean}** ({' … '.join(form.format(end * scale) for end in ends)})" if ends else mean
+    mean, ends = form.format(found["difference"] * scale), found["difference_interval"]
+    if ends is None:
+        return mean
+    shown = f"**{mean}**" if ends[0] > 0 or ends[1] < 0 else mean
+    return f"{shown} ({' … '.join(form.format(end * scale) for end in ends)})"
 
 
 def _range(found: Mapping[str, float | None], scale: float, form: str) -> str:

@@ -19,11 +19,11 @@ from bench.shapes import ablation, shapes_page
 from bench.shapes.ablation import ASKED, BASELINE, SHAPES, Ablation, run_all, token_loss
 from bench.shapes.shapes_page import EXACT, LIKELIEST, LOSS
 from tests.training.conftest import read_little
-from training import mixture
+from training import card, mixture
 from training.alignment import ROLES
 from training.conversation import Case
 from training.evaluate import judged, wilson
-from training.torch_model import Model, ModelConfig
+from training.torch_model import Model, ModelConfig, TrainingBatch
 from training.train_tokenizer import segments
 from training.trainer import Plan, Trainer
 
@@ -73,8 +73,13 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, monkeyp
     assert begun.done == 2
     steps: list[int] = []
     step = Trainer.step
+
+    def counted(self: Trainer, batches: list[TrainingBatch]) -> float:
+        steps.append(self.done)
+        return step(self, batches)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", lambda self, batches: steps.append(self.done) or step(self, batches))
+        patch.setattr(Trainer, "step", counted)
         resumed = parts.run("lfm2", 1)
     assert resumed is not None and steps == [2, 3]
     for key in ("tokens", "parameters", "abilities"):
@@ -215,7 +220,7 @@ def test_kept_runs_are_written_to_the_page(
     assert "| lfm2 | 1.250 (-0.250: -0.250 … -0.250) | 1.250 (-0.250: -0.250 … -0.250) | **-0.250** (-0.250 … " in text
     assert "| lfm2 | 0.50, 0.50 | 0.50, 0.50 | 0.50" in text and "| qwen3 | 1.50, 1.50 |" in text
     assert "| tools | tokens that are the likeliest | lfm2 | 50% (" in text
-    assert "| tools | right tool | lfm2 | 1 (9% – 91%) | 1 (9% – 91%) | **+0.0** (+0.0 … +0.0) |" in text
+    assert "| tools | right tool | lfm2 | 1 (9% – 91%) | 1 (9% – 91%) | +0.0 (+0.0 … +0.0) |" in text
     (kept,) = (tmp_path / "results").iterdir()
     assert json.loads(kept.read_text("utf-8"))["abilities"]["tools"][LOSS]["lfm2"]["difference"] == -0.25
     with pytest.raises(SystemExit, match="begun by another plan"):
@@ -229,3 +234,9 @@ def test_the_mixture_has_the_tasks_that_are_trained_on() -> None:
     assert set(ablation.TASKS) <= mixture.TASKS.keys()
     with pytest.raises(ValueError, match="has no task tool selection"):
         mixture.shares(1.0, ("tool selection",))
+
+
+def test_the_bundled_models_card_names_the_comparison() -> None:
+    text = (report.ROOT / "models" / "pebble" / "README.md").read_text("utf-8")
+    assert f"rope base 10,000.{card.COMPARED['pebble']}\n" in text and "no shapes" not in text
+    assert "\n## Shapes of the bundled model\n" in report.PAGE.read_text("utf-8")
