@@ -46,7 +46,7 @@ with `python -m training.evaluate --model models/{name} -n {asked}`.
   were never trained on.
 - **Shape**: {family}, width {hidden}, feed-forward {intermediate}, {heads} query and {kv_heads}
   key-value heads of {head_dim}, tied embedding, vocabulary {vocab} (byte-level BPE,
-  digits single), rope base {theta:,.0f}.
+  digits single), rope base {theta:,.0f}.{compared}
 - **Recipe**: {steps:,} steps of about {batch:,} tokens, {tokens:.1f} million tokens in all (with padding). Each
   conversation draws its own difficulty, up to {hardest}. Muon at {matrix_lr} for the matrices
   and AdamW at {adam_lr} for the embedding and norms; warm-up, a constant stretch, a linear fall over the last
@@ -101,6 +101,15 @@ PURPOSES = {
 TAKEN = {
     "pebble": "Nothing was taken\n  from the web or distilled from another model's answers.",
     "pebble-draft": "Nothing was taken\n  from the web; Pebble's own answers were distilled.",
+}
+
+
+COMPARED = {
+    "pebble": (
+        "\n  It was compared with attention alone only after it was chosen, at a third of its width:\n"
+        "  [shapes](../../docs/performance.md#shapes-of-the-bundled-model)."
+    ),
+    "pebble-draft": "",
 }
 
 
@@ -218,6 +227,7 @@ def write(
         head_dim=plan.model.head_dim,
         vocab=plan.model.vocab_size,
         theta=plan.model.rope_theta,
+        compared=COMPARED[name],
         procedural=mixture.PROCEDURAL,
         steps=plan.steps,
         hardest=f"one that grows over {plan.ramp_steps:,} steps" if plan.ramp_steps > 1 else "the hardest",

@@ -100,18 +100,30 @@ def _length(task: str, tenth: int) -> float:
 
 
 def conversation(
-    rng: Random, difficulty: float, phrasing: Phrasing = "train", *, progress: float | None = None
+    rng: Random,
+    difficulty: float,
+    phrasing: Phrasing = "train",
+    *,
+    progress: float | None = None,
+    tasks: Sequence[str] = (),
 ) -> Conversation:
     """Samples a conversation of a task chosen so that tokens come in the `shares` at `progress`, `difficulty` by
     default. Both are 0 to 1."""
-    of_tasks = shares(difficulty if progress is None else progress)
+    of_tasks = shares(difficulty if progress is None else progress, tasks)
     weights = [share / _length(task, round(difficulty * 10)) for task, share in of_tasks.items()]
-    return TASKS[rng.choices(tuple(TASKS), weights)[0]](rng, phrasing, difficulty)
+    return TASKS[rng.choices(tuple(of_tasks), weights)[0]](rng, phrasing, difficulty)
 
 
-def shares(progress: float) -> dict[str, float]:
-    """Returns the share of each task at `progress` (0 to 1)."""
-    return {task: first + (last - first) * progress for task, (first, last) in SHARES.items()}
+def shares(progress: float, tasks: Sequence[str] = ()) -> dict[str, float]:
+    """Returns the share of each task at `progress` (0 to 1), of all of them or of `tasks` alone.
+
+    Raises ValueError for a task that the mixture does not have.
+    """
+    if unknown := set(tasks) - SHARES.keys():
+        raise ValueError(f"The mixture has no task {', '.join(sorted(unknown))}; it has {', '.join(SHARES)}.")
+    return {
+        task: first + (last - first) * progress for task, (first, last) in SHARES.items() if not tasks or task in tasks
+    }
 
 
 def procedural_share(progress: float) -> float:
@@ -185,18 +197,20 @@ def _words(text: str, offsets: Sequence[Span]) -> list[int]:
     return [sizes[end - 1] if end else 0 for _, end in offsets]
 
 
-def rows(seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int) -> list[TrainingRow]:
-    """About `tokens` tokens of conversations and procedural sequences, the longest first."""
+def rows(
+    seed: int, step: int, progress: float, tokenizer: Tokenizer, tokens: int, tasks: Sequence[str] = ()
+) -> list[TrainingRow]:
+    """About `tokens` tokens of conversations and procedural sequences, the longest first; with `tasks`, of
+    conversations of these alone."""
     rng = Random(f"{seed}-{step}")
     made: list[TrainingRow] = []
     total = 0
     while total < tokens:
-        if total < tokens * procedural_share(progress):
+        if not tasks and total < tokens * procedural_share(progress):
             sampled = _procedural_row(rng, progress, tokenizer)
         else:
-            sampled = row(
-                rng, conversation(rng, progress * rng.random() ** (2 - progress), progress=progress), tokenizer
-            )
+            difficulty = progress * rng.random() ** (2 - progress)
+            sampled = row(rng, conversation(rng, difficulty, progress=progress, tasks=tasks), tokenizer)
         if len(sampled.tokens) <= MAX_LENGTH:
             made.append(sampled)
             total += len(sampled.tokens)
@@ -266,10 +280,12 @@ class Reader:
     team: Team = ALONE
     spread: float = 1.25
     repeat_after: int = 0  # steps, once each step's data are read again (see `source`); 0 for never
+    tasks: tuple[str, ...] = ()  # that alone are read, without procedural sequences; () for the whole mixture
 
     def at(self, step: int) -> list[TrainingBatch]:
         """Returns this member's batches of a step's data; none, where there are fewer rows than members."""
-        made = rows(self.seed, step, min(1.0, step / self.ramp_steps), self.tokenizer, self.tokens)
+        progress = min(1.0, step / self.ramp_steps)
+        made = rows(self.seed, step, progress, self.tokenizer, self.tokens, self.tasks)
         padding = token_id(self.tokenizer, END_OF_TEXT)
         return batches(share(made, self.team), self.largest, padding, self.spread)
 

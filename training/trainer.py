@@ -173,6 +173,7 @@ class Plan:
     compile: bool = False  # takes a C++ compiler and two minutes; gives about a quarter more tokens a second on a CPU
     workers: int = 0  # processes that write batches ahead
     members: int = 1  # processes that train together
+    tasks: tuple[str, ...] = ()  # of the mixture, alone and without procedural sequences; () for all of it
 
 
 class Trainer:
@@ -204,6 +205,7 @@ class Trainer:
             team,
             plan.spread,
             plan.repeat_after,
+            plan.tasks,
         )
         if plan.compile:
             self.model.compile_hidden() if plan.device == "cpu" else self.model.compile_parts()

@@ -181,6 +181,7 @@ def test_the_card_says_how_it_was_made(tiny_tokenizer: Tokenizer, tmp_path: Path
         and "**Time**: 1 minute on a machine" in text
         and "{" not in text.partition("## How")[2]
     )
+    assert f"rope base 10,000.{card.COMPARED['pebble']}\n- **Recipe**" in text
     assert (card.duration(177), card.duration(5000)) == ("3 minutes", "1.4 hours")
     card.plot(tmp_path / "work" / "losses.jsonl", tmp_path / "loss.png", "pebble")
     assert (tmp_path / "loss.png").stat().st_size > 1000
