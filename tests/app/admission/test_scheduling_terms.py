@@ -103,7 +103,7 @@ def test_an_answer_ends_at_its_deadline(http: httpx.Client, server: Server, stre
 def test_a_deadline_before_the_answer_begins_is_told(http: httpx.Client, server: Server) -> None:
     """Deadlines fall before the prompt is read, while it is, or between that and the answers."""
     late, in_time = 0.0, 2.0
-    for _ in range(10):  # closing in on the deadline that lets an answer begin
+    for _ in range(20):  # closing in on the deadline that lets an answer begin
         deadline_s = (late + in_time) / 2
         reply = http.post(CHAT, json=body(deadline_s=deadline_s, n=32, max_tokens=100, ignore_eos=True))
         if reply.status_code == 200:
