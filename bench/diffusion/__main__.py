@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
 import os
 import statistics
 import sys
@@ -83,10 +82,8 @@ def main() -> None:
         "load_before": round(os.getloadavg()[0], 1),
         "rows": [row for seed in seeds for row in measure(*folders(seed), seed, options.n)],
     }
-    print(diffusion_page.tables(results))
-    print(json.dumps(results))
+    report.show(results, diffusion_page.tables(results), keep=options.write)
     if options.write:
-        report.save(results)
         diffusion_page.write_page(results)
 
 

@@ -8,7 +8,6 @@ Intervals are of the mean difference between pages (Student's t, 95 %).
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from engine.core.engine_core import EngineCore
 
 TOKENS, EVERY = 100_000, 5_000
 PAGES, LENGTH, TOTAL, SINKS = 10, 1_536, 256, 16
-T_95 = 2.262  # Student's t of 9 degrees of freedom
 
 
 class Forced(dict[int, float]):
@@ -102,8 +100,8 @@ async def loss(model: Path) -> dict[str, Any]:  # Any: plain JSON
     differences = {}
     for way in ("whole", "window", "recomputed"):
         pairs = [a - b for a, b in zip(ways[way], ways["sinks"], strict=True)]
-        margin = T_95 * statistics.stdev(pairs) / math.sqrt(pages)
-        differences[way] = [statistics.fmean(pairs), margin]
+        mean, (_, high) = statistics.fmean(pairs), report.student_interval(pairs)
+        differences[way] = [mean, high - mean]
     means = {way: statistics.fmean(found) for way, found in ways.items()}
     return {"pages": pages, "tokens": pages * (LENGTH - 1 - 2 * TOTAL), "loss": means, "beside_sinks": differences}
 

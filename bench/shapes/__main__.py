@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import sys
 from dataclasses import replace
@@ -58,12 +57,9 @@ def main(arguments: list[str] | None = None) -> None:
         "load_before": load,
         **summary,
     }
-    print(shapes_page.tables(results))
+    report.show(results, shapes_page.tables(results), keep=options.write)
     if options.write:
-        report.save(results)
         shapes_page.write_page(results)
-    else:
-        print(json.dumps(results))
 
 
 if __name__ == "__main__":

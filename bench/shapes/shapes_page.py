@@ -7,31 +7,22 @@ mean over seeds is Student's, which knows of nothing but the seeds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from bench import report
-from bench.report import interval
+from bench.report import interval, student_interval
 from bench.shapes.ablation import BASELINE
 from training.alignment import ROLES
 from training.evaluate import wilson
 from training.torch_model import ModelConfig
 
 BEGIN, END = "<!-- shapes: begin -->", "<!-- shapes: end -->"
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # at 95%, of 1, 2, … degrees of freedom
 LOSS, LIKELIEST, EXACT = "loss of an answer's token", "tokens that are the likeliest", "all tokens the likeliest"
 _SHOWN = (LIKELIEST, "right sentence with its label", "right tool", "right arguments")
 _OF_RUNS = ("tokens", "tokens_per_cpu_second", "seconds", "missed")
 Row = dict[str, Any]  # Any: plain JSON
 Runs = Mapping[tuple[str, int], Row]  # of a shape and a seed
-
-
-def over_seeds(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Returns Student's 95% interval of the mean, or none of a single seed; wider than needed past ten."""
-    if len(differences) < 2:
-        return None
-    half = _STUDENT[min(len(differences) - 1, len(_STUDENT)) - 1] * stdev(differences) / len(differences) ** 0.5
-    return fmean(differences) - half, fmean(differences) + half
 
 
 def of_cases(run: Row, ability: str) -> dict[str, list[float] | list[bool]]:
@@ -71,7 +62,8 @@ def _compared(runs: Runs, shape: str, ability: str, measure: str) -> Row:
     differences = [row["difference"] for row in seeds.values() if "difference" in row]
     if not differences:
         return {"seeds": seeds}
-    return {"seeds": seeds, "difference": fmean(differences), "difference_interval": over_seeds(differences)}
+    over_seeds = student_interval(differences) if len(differences) > 1 else None
+    return {"seeds": seeds, "difference": fmean(differences), "difference_interval": over_seeds}
 
 
 def _size(rows: Sequence[Row], config: ModelConfig) -> Row:

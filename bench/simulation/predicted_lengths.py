@@ -19,13 +19,13 @@ from app.simulation.cost_model import load_device
 from app.simulation.recorded_trace import RecordedRequest, load_trace, prefix_root
 from app.simulation.simulated_engine import SimulatedEngine, SimulatedRequest
 from bench.parts import Json
+from bench.report import student_interval
 from engine.config import EngineConfig, PolicyName
 from engine.core.policies.policy import Policy, PrefillBudget, StepCosts, StepGrant, each, parted
 from engine.core.request import SequenceState, SpanJob
 
 ORDERS = ("decode-first", "fcfs", "shortest-first", "predicted", "oracle")
 WINDOWS = 6
-STUDENT = 2.571  # 97.5% of its distribution, for six windows
 AGEING_S = 10.0
 FORGET = 0.9995  # weight of an earlier answer in the predictor's fit, for each later one
 _FIRST = math.log(256)  # of an answer, before any has ended
@@ -100,7 +100,7 @@ def compared(path: Path, rate: float, places: int, block_size: int, size: int) -
         made[name] = {
             key: {
                 "mean": float(np.mean([row[key] for row in rows])),
-                "against": _interval([row[key] - before[key] for row, before in zip(rows, base, strict=True)]),
+                "against": student_interval([row[key] - before[key] for row, before in zip(rows, base, strict=True)]),
             }
             for key in base[0]
         }
@@ -164,10 +164,3 @@ def one_window(requests: Sequence[RecordedRequest], order: str, places: int, blo
         "ttft mean": first.mean(), "ttft p99": np.percentile(first, 99), "ttft longest": first.max(),
         "gap p99": engine.gaps.percentile(99), "correlation": np.corrcoef(made, real)[0, 1],
     }  # fmt: skip
-
-
-def _interval(differences: Sequence[float]) -> list[float]:
-    """Returns a mean's 95% interval, by Student's t."""
-    n = len(differences)
-    half = STUDENT * float(np.std(differences, ddof=1)) / math.sqrt(n)
-    return [float(np.mean(differences)) - half, float(np.mean(differences)) + half]
