@@ -65,8 +65,10 @@ DiffusionBody = Annotated[DiffusionRequest, Depends(JsonBody(DiffusionRequest))]
 @router.post("/diffusion")
 async def diffusion(user: User, state: AppState, wanted: DiffusionBody) -> Response:
     if state.diffusion is None:
-        message = "No masked-diffusion model is set here; accepted: on a server with diffusion_model, or "
-        raise ApiError(404, f"{message}--diffusion-model DIR.", code="diffusion_off")
+        message = (
+            "This server has no masked-diffusion model. Set diffusion_model, or start it with --diffusion-model DIR."
+        )
+        raise ApiError(404, message, code="diffusion_off")
     most = output_limit(wanted.length, "length")
 
     def explain(error: BaseException) -> ApiError:

@@ -77,7 +77,9 @@ class DiffusionService:
             QueueFull: there are `MAX_RUNS` already.
         """
         if self.runs >= MAX_RUNS:
-            message = f"{MAX_RUNS} texts are being filled already; accepted: as many at once."
+            message = (
+                f"{MAX_RUNS} texts are being filled already; accepted: up to {MAX_RUNS} at once. Try again shortly."
+            )
             raise QueueFull(message, _RETRY_AFTER_S)
         self.runs += 1
         try:

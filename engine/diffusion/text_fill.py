@@ -1,4 +1,4 @@
-"""Fills a text: masks written as characters in it, or an answer behind it. What the command line and the server share.
+"""Fills a text: masks written as characters in it, or an answer behind it. The command line and the server share it.
 
 Knows nothing of passes, which `block_decoder` runs.
 """
