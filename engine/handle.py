@@ -411,6 +411,8 @@ class SpanStream:
         if isinstance(reply, m.Closed):
             self._end()
             error = self._sequence._ended(f"The sequence ended while a span ran on it: {reply.reason}.")
+            if isinstance(error, DeadlineExceeded):  # it had closed when the span reached it
+                return SpanOutput(finish_reason="deadline", prompt_tokens=len(self._sequence))
             self._truncate()
             raise error
         if isinstance(reply, m.RequestRefused):

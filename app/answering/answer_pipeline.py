@@ -24,6 +24,7 @@ from app.answering.sub_agents import SubAgents, ToolLoop
 from app.connections import finish
 from app.errors import ApiError
 from app.observability.metrics import RequestWatch
+from engine import DeadlineExceeded
 from reasoning.agent import Agent, Happened, Wrote
 from reasoning.route import Routed
 from reasoning.strategy import Event, Spent
@@ -97,6 +98,7 @@ class AnswerPipeline:
         Raises:
             ApiError: 422 `schema_not_met`: an answer was not valid in any try. 429: the request's key may not use so
                 many tokens now.
+            DeadlineExceeded: the request's deadline passed before an answer had a token.
             EngineError: as `Engine.open` and `generate` raise it.
             RemoteError: a remote model fails, or may not be asked now.
         """
@@ -110,11 +112,19 @@ class AnswerPipeline:
                 stream = self._looped(remote, self.loop, watch)
             else:
                 stream = self._written(self._local, watch)
+            late: list[Answered] = []  # ends of answers at the deadline, while no answer has a token
             async with aclosing(stream) as answered:
                 async for each in answered:
                     if isinstance(each[1], Wrote):
+                        if each[1].piece.finish_reason == "deadline" and not self.tally.completion_tokens:
+                            late.append(each)
+                            continue
                         self._record(each[1])
                     yield each
+            if late and not self.tally.completion_tokens:
+                raise DeadlineExceeded("The answer was not begun before the deadline.")
+            for each in late:
+                yield each
         self._warm_next_turn()
 
     def _record(self, wrote: Wrote) -> None:

@@ -180,15 +180,16 @@ async def test_cancelling_the_task_frees_the_sequence(engine: Engine) -> None:
     seq.close()
 
 
-async def test_a_deadline_that_passes_between_spans_is_named(engine: Engine) -> None:
+async def test_a_deadline_that_passes_between_spans_ends_the_next_one(engine: Engine) -> None:
     seq = await engine.open(PROMPT, deadline_s=0.02)
     child = seq.fork()[0]
     await asyncio.sleep(0.1)
     for late in (child, seq):
-        with pytest.raises(DeadlineExceeded):
-            await late.generate_all(greedy(2))
-    with pytest.raises(DeadlineExceeded):
-        seq.fork()
+        result = await late.generate_all(greedy(2))
+        assert (result.finish_reason, result.token_ids, result.prompt_tokens) == ("deadline", (), len(PROMPT))
+        for later in (lambda late=late: late.generate(greedy(2)), late.fork, lambda late=late: late.append([1])):
+            with pytest.raises(DeadlineExceeded):
+                later()
     assert seq.closed and child.closed
 
 

@@ -100,6 +100,28 @@ def test_an_answer_ends_at_its_deadline(http: httpx.Client, server: Server, stre
     server.until(lambda stats: stats.sequences == 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_waits_until_its_deadline_is_refused(classed: Server, stream: bool) -> None:
+    """The only place is taken by answers of a better class meanwhile."""
+    taking = body(max_tokens=1000, n=8, ignore_eos=True, stream=True, priority=-100)
+    with client(classed) as http, http.stream("POST", CHAT, json=taking) as first:
+        chunks = first.iter_raw()  # kept: without it the connection would be closed
+        next(chunks)
+        for n in (1, 3):
+            reply = http.post(CHAT, json=body(deadline_s=0.2, n=n, stream=stream))
+            assert reply.status_code == 408 and reply.json()["error"]["code"] == "deadline_exceeded", reply.text
+    classed.until(lambda stats: stats.sequences == 0)
+
+
+def test_a_deadline_between_the_spans_of_an_answer_keeps_what_was_written(http: httpx.Client, server: Server) -> None:
+    """Answers of a random model go to and fro between thinking and answering, with a span for each."""
+    for tried in range(20):
+        deadline_s = 0.4 + tried / 100
+        fields = {"ignore_eos": True, "deadline_s": deadline_s, "temperature": 1.5, "seed": tried, "max_tokens": 1000}
+        reply = http.post(CHAT, json=body(**fields, n=16))
+        assert reply.status_code == 200, (deadline_s, reply.text)
+
+
 def test_a_deadline_before_the_answer_begins_is_told(http: httpx.Client, server: Server) -> None:
     """Deadlines fall before the prompt is read, while it is, or between that and the answers."""
     late, in_time = 0.0, 2.0
