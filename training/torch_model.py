@@ -4,7 +4,8 @@ Each layer mixes tokens by a gated short convolution or by grouped-query attenti
 rotary positions), then has a gated feed-forward; norms are root-mean-square, before each part, and the output is tied
 to the embedding. Parameter names are those of a Hugging Face `Lfm2ForCausalLM`, so export is a rename of nothing. Rows
 of about one length are padded on the right to the longest, where nothing looks, so attention needs no mask; batches of
-several lengths lie one behind the other in all other operations, which need few launches so. One head for each role of
+several lengths lie one behind the other in all other operations, which need few launches so. Rows may share a prefix,
+which is computed once and lies before them. One head for each role of
 `training.alignment` has its targets in the loss, in layers from the first that attends to the last. Knows nothing of
 text or of tasks.
 """
@@ -12,7 +13,8 @@ text or of tasks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,8 @@ from torch import Tensor, nn
 from training.alignment import ROLES
 
 Scored = tuple[Tensor, Tensor]  # a head's queries and keys, (tokens, head_dim)
-Shapes = Sequence[tuple[int, int]]  # rows and length of each batch
+Shapes = Sequence[tuple[int, int, int]]  # of each batch: tokens of the prefix, rows, and their length
+NO_PREFIX = torch.empty(0, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,8 @@ class TrainingBatch:
 
     `learned` (learned,) are the places, among the rows · length, whose next token is learned, with the loss weights
     `shares` (learned,). `looks` (looks,) are the places, among the roles · rows · length, at which a role's head is to
-    look at the tokens from `spans[:, 0]` on to before `spans[:, 1]` of its row.
+    look at the tokens from `spans[:, 0]` on to before `spans[:, 1]` of its row. `prefix` (prefix,) comes before every
+    row; none of it is learned, and rows with one have no looks.
     """
 
     tokens: Tensor
@@ -38,6 +42,7 @@ class TrainingBatch:
     shares: Tensor
     looks: Tensor
     spans: Tensor
+    prefix: Tensor = field(default_factory=lambda: NO_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -105,14 +110,38 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, shapes: Shapes) -> Tensor:
-    """Attends causally within each row. Takes (tokens, heads, head_dim), and returns (tokens, width)."""
-    sizes = [rows * length for rows, length in shapes]
+    """Attends causally within each row and its prefix. Takes (tokens, heads, head_dim), and returns (tokens, width)."""
+    sizes = [shared + rows * length for shared, rows, length in shapes]
     mixed: list[Tensor] = []  # `list[Tensor]()` would end a compiled graph here
-    for (rows, length), *parts in zip(shapes, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
-        queries, keys, values = (part.view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
-        of_rows = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    for (shared, rows, length), *parts in zip(shapes, q.split(sizes), k.split(sizes), v.split(sizes), strict=True):
+        queries, keys, values = (part[shared:].view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
+        visible = None
+        if shared:
+            first, seen, told = (part[None, :shared].transpose(1, 2) for part in parts)
+            of_prefix = F.scaled_dot_product_attention(first, seen, told, is_causal=True, enable_gqa=True)
+            mixed.append(of_prefix[0].transpose(0, 1).reshape(shared, -1))
+            keys = torch.cat((seen.expand(rows, -1, -1, -1), keys), 2)
+            values = torch.cat((told.expand(rows, -1, -1, -1), values), 2)
+            visible = torch.ones(length, shared + length, dtype=torch.bool, device=q.device).tril(shared)
+        of_rows = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, is_causal=not shared, enable_gqa=True
+        )
         mixed.append(of_rows.transpose(1, 2).reshape(rows * length, -1))
     return torch.cat(mixed)
+
+
+def before(x: Tensor, back: int, at: Tensor, shapes: Shapes) -> Tensor:
+    """Returns for each token's part of (tokens, width) that of the token so many before it, zeros where there is none.
+    `at` (tokens, 1) is each token's position; `shapes` are needed only where there are prefixes."""
+    if not shapes:
+        return F.pad(x, (0, 0, back, 0))[: len(x)] * (at >= back)  # of the first in a row it is another row's
+    earlier: list[Tensor] = []
+    for (shared, rows, length), part in zip(shapes, x.split([s + r * n for s, r, n in shapes]), strict=True):
+        prefix = F.pad(part[:shared], (0, 0, back, 0))
+        own = part[shared:].view(rows, length, -1)
+        earlier.append(prefix[:shared])
+        earlier.append(torch.cat((prefix[shared:].expand(rows, -1, -1), own), 1)[:, :length].flatten(0, 1))
+    return torch.cat(earlier)
 
 
 class ShortConv(nn.Module):
@@ -125,15 +154,14 @@ class ShortConv(nn.Module):
         self.conv = nn.Conv1d(width, width, config.conv_taps, groups=width, bias=False)
         self.out_proj = nn.Linear(width, width, bias=False)
 
-    def forward(self, x: Tensor, at: Tensor) -> Tensor:
-        """Mixes (tokens, width); `at` (tokens, 1) is each token's position in its row."""
+    def forward(self, x: Tensor, at: Tensor, shapes: Shapes) -> Tensor:
+        """Mixes (tokens, width); `at` and `shapes` as `before` takes them."""
         gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
         product = gate_in * value
         taps = self.conv.weight[:, 0].to(product.dtype)  # (width, taps); the last tap is the token itself
         mixed = product * taps[:, -1]
         for back in range(1, taps.shape[1]):
-            before = F.pad(product, (0, 0, back, 0))[: len(x)]  # of the first in a row, another row's
-            mixed = mixed + before * (at >= back) * taps[:, -1 - back]
+            mixed = mixed + before(product, back, at, shapes) * taps[:, -1 - back]
         return self.out_proj(gate_out * mixed)
 
 
@@ -164,7 +192,8 @@ class TrainingLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         queries = keys = None
         if hasattr(self, "conv"):
-            mixed = self.conv(self.operator_norm(x), at)
+            prefixed = any(shared for shared, _, _ in shapes)
+            mixed = self.conv(self.operator_norm(x), at, shapes if prefixed else ())
         else:
             mixed, queries, keys = self.self_attn(self.operator_norm(x), cos, sin, shapes)
         x = x + mixed
@@ -218,15 +247,15 @@ class Model(nn.Module):
         """The last normed states, (batch, length, hidden_size), of tokens (batch, length)."""
         return self.guided([tokens])[0].view(*tokens.shape, -1)
 
-    def guided(self, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def guided(self, tokens: Sequence[Tensor], prefixes: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the last normed states, (tokens, hidden_size), of tokens (rows, length) each, and queries and keys of
-        the head of each role, (roles, tokens, head_dim)."""
-        at = torch.cat([torch.arange(each.shape[1]).repeat(each.shape[0]) for each in tokens])
-        flat = torch.cat([each.flatten() for each in tokens])
+        the head of each role, (roles, tokens, head_dim). Each one's prefix (prefix,) lies before its rows."""
+        prefixes = prefixes or [NO_PREFIX] * len(tokens)
+        shapes = tuple((len(prefix), *each.shape) for prefix, each in zip(prefixes, tokens, strict=True))
+        at = [(torch.arange(shared), torch.arange(shared, shared + n).repeat(rows)) for shared, rows, n in shapes]
+        flat = torch.cat([part for pair in zip(prefixes, tokens, strict=True) for part in map(torch.flatten, pair)])
         device = self.cos.device
-        hidden, scored = self._hidden(
-            _sent(flat, device), _sent(at, device), tuple((each.shape[0], each.shape[1]) for each in tokens)
-        )
+        hidden, scored = self._hidden(_sent(flat, device), _sent(torch.cat([*chain(*at)]), device), shapes)
         queries, keys = zip(*scored, strict=True)
         return hidden, torch.stack(queries), torch.stack(keys)
 
@@ -254,7 +283,7 @@ class Model(nn.Module):
         """Returns the weighted sum of the next token's cross-entropy, (), and the sum of each role's, (roles,), over
         batches on the CPU: a GPU is never waited for."""
         device = self.cos.device
-        hidden, queries, keys = self.guided([batch.tokens for batch in batches])
+        hidden, queries, keys = self.guided([batch.tokens for batch in batches], [batch.prefix for batch in batches])
         learned, targets, shares = (_sent(each, device) for each in _learned(batches))
         logits = F.linear(hidden.index_select(0, learned), self.model.embed_tokens.weight)
         losses = F.cross_entropy(logits.float(), targets, reduction="none")
@@ -265,9 +294,9 @@ def _learned(batches: Sequence[TrainingBatch]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the positions, among all batches' tokens, before the learned tokens, these tokens, and their weights."""
     begin, learned, targets = 0, list[Tensor](), list[Tensor]()
     for batch in batches:
-        learned.append(batch.learned + begin)
+        learned.append(batch.learned + begin + len(batch.prefix))
         targets.append(batch.tokens.flatten()[batch.learned + 1])
-        begin += batch.tokens.numel()
+        begin += len(batch.prefix) + batch.tokens.numel()
     return torch.cat(learned), torch.cat(targets).long(), torch.cat([batch.shares for batch in batches])
 
 
@@ -278,7 +307,7 @@ def _sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 def guidance(queries: Tensor, keys: Tensor, batches: Sequence[TrainingBatch]) -> Tensor:
     """Returns the sum of what each role misses, (roles,); queries and keys (roles, tokens, head_dim) of all batches."""
-    sizes = [batch.tokens.numel() for batch in batches]
+    sizes = [len(batch.prefix) + batch.tokens.numel() for batch in batches]
     lost = torch.zeros(len(queries), device=queries.device)
     with torch.autocast(queries.device.type, enabled=False):
         for batch, q, k in zip(batches, queries.float().split(sizes, 1), keys.float().split(sizes, 1), strict=True):

@@ -39,21 +39,49 @@ def test_advantages_are_rewards_against_their_group() -> None:
 
 
 def test_a_group_of_equal_rewards_is_left_out() -> None:
-    rows = policy_rows([group(([1], 1.0), ([2, 3], 0.0)), group(([4], 1.0), ([5], 1.0))])
+    rows = policy_rows(group(([1], 1.0), ([2, 3], 0.0)))
     assert [(row.answer, row.advantage) for row in rows] == [([2, 3], -1.0), ([1], 1.0)], "the longest first"
+    assert policy_rows(group(([4], 1.0), ([5], 1.0))) == []
 
 
-def test_the_gradient_is_that_of_the_policy(tiny_tokenizer: Tokenizer) -> None:
+TOLD = RolloutGroup(  # answers of two turns: the second's prompts have the first, or part of it, in them
+    "a task",
+    (
+        Rollout((([5, 6, 7, 8], [9, 10]), ([5, 6, 7, 8, 9, 10, 11, 12], [13])), 1.0),
+        Rollout((([5, 6, 7, 8], [14]), ([5, 6, 7, 15], [16, 17, 18])), 0.0),
+        Rollout((([5, 6, 7, 8], [19, 20, 21]),), 0.7),
+    ),
+)
+
+
+def test_what_the_prompts_of_a_group_share_is_computed_once() -> None:
+    (whole,) = batches(policy_rows(TOLD), 100, 0, 9.0)
+    assert whole.prefix.tolist() == [5, 6, 7] and whole.tokens.shape == (5, 6)
+    assert whole.tokens[0].tolist() == [8, 9, 10, 11, 12, 13]
+    (first, *_, last) = several = [*batches(policy_rows(TOLD), 14, 0, 1.2)]
+    assert all(batch.prefix.tolist() == [5, 6, 7] for batch in several) and first.tokens.shape == (1, 6)
+    assert last.tokens.tolist() == [[8, 14]] and sum(len(batch.tokens) for batch in several) == 5
+    (alone,) = batches(policy_rows(group(([1], 1.0), ([2], 0.0), prompt=[5])), 100, 0, 1.5)
+    assert len(alone.prefix) == 0 and alone.tokens.tolist() == [[5, 1], [5, 2]]
+    assert [len(each) for each in grpo.gathered([*several, whole], 40)] == [len(several), 1]
+
+
+@pytest.mark.parametrize("largest", [20, 60, 1000])
+def test_the_gradient_is_that_of_the_policy(tiny_tokenizer: Tokenizer, largest: int) -> None:
     """The loss's gradient is that of −Σ A log π / tokens, written out."""
     torch.manual_seed(3)
     model = Model(TINY)
     for name, weight in model.named_parameters():
         torch.nn.init.normal_(weight, std=0.3 if weight.ndim > 1 else 0.1)
         assert weight.requires_grad, name
-    groups = [group(([8, 9, 10], 1.0), ([11], 0.0)), group(([12, 13], 0.2), ([14, 15], 0.9), prompt=[3] * 9)]
-    rows = policy_rows(groups)
-    for batch in batches(rows, 40, 0, 1.5):
-        model.loss([batch])[0].backward()
+    groups = [
+        group(([8, 9, 10], 1.0), ([11], 0.0)), group(([12, 13], 0.2), ([14, 15], 0.9), prompt=[3] * 9), TOLD,
+        group(([4], 0.2), ([2], 0.9), prompt=[1]), group(([4, 2], 0.2), ([2], 0.9), prompt=[1, 2]),
+    ]  # fmt: skip
+    of_groups = [policy_rows(each) for each in groups]
+    rows = [row for of_group in of_groups for row in of_group]
+    for together in grpo.gathered((made for each in of_groups for made in batches(each, largest, 0, 1.5)), largest):
+        model.loss(together)[0].backward()
     ours = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
     for row in rows:
