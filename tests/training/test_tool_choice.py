@@ -116,6 +116,38 @@ def test_tools_of_parts_name_what_they_require_and_their_thing() -> None:
             assert "zorble" in re.sub(r"\{[^}]*\}", "", ask.template).lower() and "<" not in ask.template, ask
 
 
+def test_a_person_who_must_be_named_is_the_one_who_does_it() -> None:
+    """Wordings of the agent are there, and those of bare values only where their kinds tell them apart."""
+    built = [composed.action(Random(seed), "train", "zorble") for seed in range(300)]
+    agents = [
+        concept for concept in built if any(param.names[0] == "who" and param.required for param in concept.params)
+    ]
+    asks = [ask.template for concept in agents for ask in concept.asks]
+    assert len(asks) > 200 and all("{who}" in template for template in asks)
+    assert sum(template.startswith("{who} ") for template in asks) > len(asks) / 5, "as the subject of the sentence"
+    for concept in built:
+        kinds = {param.names[0]: param.kind.split()[0] for param in concept.params}
+        for ask in concept.asks:
+            for bare in re.findall(r"\{(\w+)\}, \{(\w+)\}", ask.template):
+                if {*bare}.isdisjoint({"name", "zorble_id", "number", "zorbles"}):  # the object's, beside its noun
+                    first, second = (kinds[name] for name in bare)
+                    assert first != second and {first, second} - {"int", "num", "amount"}, ask.template
+
+
+@pytest.mark.parametrize(
+    ("verb", "done", "third", "ing"),
+    [
+        ("turn down", "turned down", "turns down", "turning down"), ("polish", "polished", "polishes", "polishing"),
+        ("levy", "levied", "levies", "levying"), ("redo", "redone", "redoes", "redoing"),
+        ("freeze", "frozen", "freezes", "freezing"), ("pin", "pinned", "pins", "pinning"),
+        ("mimic", "mimicked", "mimics", "mimicking"), ("put up", "put up", "puts up", "putting up"),
+        ("spray", "sprayed", "sprays", "spraying"), ("spread", "spread", "spreads", "spreading"),
+    ],
+)  # fmt: skip
+def test_verbs_are_inflected(verb: str, done: str, third: str, ing: str) -> None:
+    assert (composed.third_person(verb), composed.gerund(verb, done)) == (third, ing)
+
+
 def test_a_made_up_verb_stays_with_its_tool() -> None:
     concept = composed.action(Random(5), "train", "lamp", "glorp")
     assert all(re.search(r"\bglorp", ask.template.lower()) for ask in concept.asks)
