@@ -97,6 +97,7 @@ def pictures(parts: Parts, folder: Path = PICTURES) -> list[Path]:
         found.append(_curve("the large model alone", [e for e in cascade if "/large alone" in e.name], x="cost"))
         title = "Cascade: pebble-draft, then pebble, on puzzles and sums"
         drawn["cascade"] = found, title, "cost, of the large model's alone", False
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (curves, title, x, log) in drawn.items():
         written.append(folder / f"reasoning-{name}.png")
