@@ -117,11 +117,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shapes: Shapes) -> Tensor:
         queries, keys, values = (part[shared:].view(rows, length, -1, part.shape[-1]).transpose(1, 2) for part in parts)
         visible = None
         if shared:
-            first, seen, told = (part[None, :shared].transpose(1, 2) for part in parts)
-            of_prefix = F.scaled_dot_product_attention(first, seen, told, is_causal=True, enable_gqa=True)
+            prefix_q, prefix_k, prefix_v = (part[None, :shared].transpose(1, 2) for part in parts)
+            of_prefix = F.scaled_dot_product_attention(prefix_q, prefix_k, prefix_v, is_causal=True, enable_gqa=True)
             mixed.append(of_prefix[0].transpose(0, 1).reshape(shared, -1))
-            keys = torch.cat((seen.expand(rows, -1, -1, -1), keys), 2)
-            values = torch.cat((told.expand(rows, -1, -1, -1), values), 2)
+            keys = torch.cat((prefix_k.expand(rows, -1, -1, -1), keys), 2)
+            values = torch.cat((prefix_v.expand(rows, -1, -1, -1), values), 2)
             visible = torch.ones(length, shared + length, dtype=torch.bool, device=q.device).tril(shared)
         of_rows = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=visible, is_causal=not shared, enable_gqa=True
@@ -130,8 +130,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, shapes: Shapes) -> Tensor:
     return torch.cat(mixed)
 
 
-def before(x: Tensor, back: int, at: Tensor, shapes: Shapes) -> Tensor:
-    """Returns for each token's part of (tokens, width) that of the token so many before it, zeros where there is none.
+def shifted(x: Tensor, back: int, at: Tensor, shapes: Shapes) -> Tensor:
+    """Returns (tokens, width) shifted by `back` tokens within each row and its prefix, zeros where there is none.
     `at` (tokens, 1) is each token's position; `shapes` are needed only where there are prefixes."""
     if not shapes:
         return F.pad(x, (0, 0, back, 0))[: len(x)] * (at >= back)  # of the first in a row it is another row's
@@ -155,13 +155,13 @@ class ShortConv(nn.Module):
         self.out_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, at: Tensor, shapes: Shapes) -> Tensor:
-        """Mixes (tokens, width); `at` and `shapes` as `before` takes them."""
+        """Mixes (tokens, width); `at` and `shapes` as `shifted` takes them."""
         gate_in, gate_out, value = self.in_proj(x).chunk(3, dim=-1)
         product = gate_in * value
         taps = self.conv.weight[:, 0].to(product.dtype)  # (width, taps); the last tap is the token itself
         mixed = product * taps[:, -1]
         for back in range(1, taps.shape[1]):
-            mixed = mixed + before(product, back, at, shapes) * taps[:, -1 - back]
+            mixed = mixed + shifted(product, back, at, shapes) * taps[:, -1 - back]
         return self.out_proj(gate_out * mixed)
 
 
