@@ -134,29 +134,23 @@ def third_person(verb: str) -> str:
     """Sample: "turn down" → "turns down"."""
     word, space, particle = verb.partition(" ")
     if word.endswith(("s", "x", "z", "ch", "sh", "o")):
-        word += "es"
-    elif word.endswith("y") and word[-2] not in "aeiou":
-        word = word[:-1] + "ies"
-    else:
-        word += "s"
-    return word + space + particle
+        word += "e"
+    if word.endswith("y") and word[-2] not in "aeiou":
+        word = word[:-1] + "ie"
+    return f"{word}s{space}{particle}"
 
 
 def gerund(verb: str, participle: str) -> str:
     """Sample: "pin", "pinned" → "pinning"."""
     word, space, particle = verb.partition(" ")
     done = participle.partition(" ")[0]
-    if word.endswith("y"):
-        ing = word + "ing"
-    elif done.endswith("ed"):
-        ing = done[:-2] + "ing"
+    if done.endswith("ed") and not word.endswith("y"):
+        word = done[:-2]
     elif word.endswith("e"):
-        ing = word[:-1] + "ing"
+        word = word[:-1]
     elif len(word) < 6 and _DOUBLED.search(word):
-        ing = word + word[-1] + "ing"
-    else:
-        ing = word + "ing"
-    return ing + space + particle
+        word += word[-1]
+    return f"{word}ing{space}{particle}"
 
 
 def _attribute(rng: Random, phrasing: Phrasing) -> str:
@@ -175,7 +169,7 @@ def _agent(rng: Random) -> Param:
 
 
 def _unlike(params: list[Param]) -> bool:
-    """Returns whether there are values, whose kinds tell which parameter each is for."""
+    """Returns whether there are parameters, and no two whose values could be taken for each other's."""
     kinds = ["number" if (kind := param.kind.split()[0]) in _NUMBERS else kind for param in params]
     kinds = ["name" if kind in _NAMES else kind for kind in kinds]
     return bool(kinds) and len(set(kinds)) == len(kinds) and values.TEXTS.isdisjoint(kinds)
