@@ -23,7 +23,7 @@ import pytest
 from app.db.account_store import Accounts
 from app.db.quotas import Quota
 from tests.app.cli.test_cli import FOREVER, ROOT, clean_environment, ponder, serving
-from tests.app.wire.test_stopping import LONG, Reader, engine_of
+from tests.app.wire.test_stopping import LONG, Reader, engine_of, running
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ FLAGS = ("--data-dir", "data", "--engine", "process", "--api-workers", "3")
 
 
 def workers_of(server: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(server).children() if "app.workers.api_worker" in each.cmdline()]
+    return running(server, "app.workers.api_worker")
 
 
 def holders(server: int, url: str) -> Counter[int]:

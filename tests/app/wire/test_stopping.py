@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,9 +66,19 @@ class Reader(threading.Thread):
         return texts
 
 
+def running(server: int, module: str) -> list[psutil.Process]:
+    """Returns the children of a server that run `module`; others, such as its sandboxes, may end meanwhile."""
+    found = []
+    for child in psutil.Process(server).children():
+        with suppress(psutil.NoSuchProcess):
+            if module in child.cmdline():
+                found.append(child)
+    return found
+
+
 def engine_of(server: int) -> psutil.Process:
     """The process of the server's engine."""
-    (found,) = [each for each in psutil.Process(server).children() if "engine.ipc.child" in each.cmdline()]
+    (found,) = running(server, "engine.ipc.child")
     return found
 
 
