@@ -24,6 +24,7 @@ from app.answering.served_model import ServedModel
 from app.connections import finish
 from app.errors import ApiError, from_exception
 from app.remote.wire_formats import RemoteError
+from engine import DeadlineExceeded
 from engine.outputs import TokenLogprob
 from reasoning.agent import Wrote
 from reasoning.candidate import TOP, Candidate
@@ -58,6 +59,9 @@ class ModelCascade:
     - the answer's `Piece`s, the last one with a finish reason. The last model's come as they are written, another's all
       at once, when it has passed; a remote model's are in `Wrote`s, with `SentToRemote` before them;
     - one `Routed`, the report: before the pieces of an answer that passed, after those of the last model's.
+
+    Where the request's deadline comes before the next model's first token, or a remote model fails, the answer before
+    is given after all.
     """
 
     def __init__(self, steps: Sequence[ServedModel], gate: Gate, remote: RemoteModel | None = None) -> None:
@@ -142,12 +146,18 @@ class ModelCascade:
                 return CascadeStep(one.served.name, partial(_sent, one, tally, emit, sent), 0.0, judged=False)
 
             async def answer(measured: bool) -> Candidate:
-                if at == last:
-                    emit(ModelChosen(one))
+                shown: list[Piece] = []
+
+                def show(piece: Piece) -> None:
+                    if not shown:
+                        emit(ModelChosen(one))
+                    shown.append(piece)
+                    emit(piece)
+
                 # the answer before a remote's is given if that fails: it is written to its end
                 early = at < last and not isinstance(plans[at + 1], RemotePlan)
                 stops = self.gate.stops if early and isinstance(self.gate, FirstTokens) else None
-                candidate = await _written(one, tenant, measured, emit if at == last else lambda piece: None, stops)
+                candidate = await _written(one, tenant, measured, show if at == last else lambda piece: None, stops)
                 read.append(sum(piece.prompt_tokens - piece.cached_tokens for piece in candidate.pieces[:1]))
                 asked.append(candidate)
                 return candidate
@@ -168,10 +178,11 @@ class ModelCascade:
                             emit(Spent(item.tokens, read[-1]))
                     elif isinstance(item, Candidate) and len(read) <= last and not sent:
                         _give(plans[len(read) - 1], item, emit)
-        except RemoteError:
-            if not asked or sent:
+        except (RemoteError, DeadlineExceeded, ApiError) as error:
+            late = from_exception(error).code == "deadline_exceeded"
+            if not asked or sent or not (late or isinstance(error, RemoteError)):
                 raise
-            # The remote said nothing: the last answer of a model of ours is given after all, and so it was not unseen.
+            # The next one said nothing: the last answer of a model of ours is given, and so it was not unseen.
             emit(Spent(-tried[-1].tokens, -read[-1]))
             emit(Routed(tuple(tried)))
             _give(plans[len(read) - 1], asked[-1], emit)
@@ -181,6 +192,8 @@ def _give(plan: Plan, candidate: Candidate, emit: Callable[[Piece | Wrote | Even
     emit(ModelChosen(plan))
     for piece in candidate.pieces:
         emit(piece)
+    if candidate.stopped:  # by a gate, and no other model had time
+        emit(Piece(candidate.pieces[-1].part, "", 0, finish_reason="deadline"))
 
 
 async def _sent(
@@ -216,7 +229,11 @@ async def _written(
     stops: Callable[[Sequence[TokenLogprob]], bool] | None = None,
 ) -> Candidate:  # fmt: skip
     """One model's answer, in a sequence of its own; `hear` gets its pieces as they come. It is whole unless `stops`,
-    asked after each piece with all log-probabilities so far, ends it."""
+    asked after each piece with all log-probabilities so far, ends it.
+
+    Raises:
+        DeadlineExceeded: it passed before the first token.
+    """
     served, span = one.served, one.span
     # A budget writes the answer itself, so a gate then measures the answer alone.
     write: AnswerFunction = partial(think_and_answer, thinking_logprobs=TOP) if measured else think_and_answer
@@ -233,6 +250,8 @@ async def _written(
         )  # fmt: skip
         async with aclosing(writing) as written:
             async for piece in written:
+                if piece.finish_reason == "deadline" and not sum(each.spent for each in (*pieces, piece)):
+                    raise DeadlineExceeded("The answer was not begun before the deadline.")
                 logprobs += piece.logprobs
                 shown = span.logprobs is not None and piece.part != "thinking"
                 pieces.append(piece if shown else replace(piece, logprobs=()))

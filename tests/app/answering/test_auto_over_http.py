@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -11,10 +12,13 @@ import httpx
 import pytest
 
 from app.answering.model_cascade import ModelCascade
-from reasoning.route import Confident, Gate
+from app.answering.served_model import ServedModel
+from reasoning.candidate import Candidate
+from reasoning.route import Confident, FirstTokens, Gate, Verdict
 from tests.app.chatting import begin, log_of, new_chat, read
 from tests.app.conftest import Server
 
+DEADLINE_S = 2.0
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 ASK: dict[str, Any] = {
     "model": "auto", "messages": [{"role": "user", "content": "Use 2, 3 and 4 to make 24."}], "max_tokens": 60,
@@ -54,6 +58,57 @@ def gate(both: Server) -> Iterator[Any]:
 def chunks(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     lines = http.post(path, json={**body, "stream": True}).text.splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+class Late(Confident):
+    """Judges once the request has no time left."""
+
+    def judge(self, answer: Candidate) -> Verdict:
+        time.sleep(DEADLINE_S)
+        return Confident.judge(self, answer)
+
+
+class LateStop(FirstTokens):
+    """Stops an answer, and judges it once the request has no time left."""
+
+    def judge(self, answer: Candidate) -> Verdict:
+        time.sleep(DEADLINE_S)
+        return FirstTokens.judge(self, answer)
+
+
+def test_without_time_for_the_next_model_the_answer_before_is_given(http: httpx.Client, gate: Any) -> None:
+    alone = http.post(CHAT, json={**ASK, "model": "small"}).json()
+    for late, whole in ((Late(1.0), True), (LateStop(1.0), False)):
+        gate(late)
+        reply = http.post(CHAT, json={**ASK, "deadline_s": DEADLINE_S})
+        assert reply.status_code == 200, reply.text
+        answer = reply.json()
+        assert answer["model"] == "small" and [each["passed"] for each in answer["routing"]["tried"]] == [False]
+        if whole:
+            assert answer["choices"] == alone["choices"]
+            assert answer["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"]
+        else:
+            assert answer["choices"][0]["finish_reason"] == "length"
+            assert 16 <= answer["usage"]["completion_tokens"] < alone["usage"]["completion_tokens"]
+
+
+def test_a_model_that_begins_too_late_is_not_the_one_that_answers(
+    http: httpx.Client, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, open_ = http.post(CHAT, json={**ASK, "model": "small"}).json(), ServedModel.open
+
+    async def late(served: ServedModel, *args: Any, **options: Any) -> Any:
+        seq = await open_(served, *args, **options)
+        if served.name == "pebble":
+            await asyncio.sleep(DEADLINE_S)
+        return seq
+
+    monkeypatch.setattr(ServedModel, "open", late)
+    gate(Confident(1.0))
+    answer = http.post(CHAT, json={**ASK, "deadline_s": DEADLINE_S}).json()
+    assert answer["model"] == "small" and answer["choices"] == alone["choices"]
+    refused = http.post(CHAT, json={**ASK, "model": "pebble", "deadline_s": DEADLINE_S})
+    assert refused.status_code == 408 and refused.json()["error"]["code"] == "deadline_exceeded"
 
 
 @pytest.mark.parametrize(("bar", "who"), [(0.0, "small"), (1.0, "pebble")])
