@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from engine.errors import InvalidParameter
+from engine.errors import DeadlineExceeded, InvalidParameter
 from engine.handle import Sequence
 from engine.params import GREEDY, MAX_LOGPROBS, Span
 
@@ -21,7 +21,7 @@ class Hypothesis:
     token_ids: tuple[int, ...]
     logprob: float  # sum over its tokens, natural logarithm
     score: float  # logprob / len(token_ids) ** length_penalty
-    ended: bool  # by an end-of-sequence token, rather than by max_tokens
+    ended: bool  # by an end-of-sequence token, rather than by max_tokens or the deadline
 
 
 @dataclass(slots=True)
@@ -37,9 +37,10 @@ async def beam_search(
     """Returns the `width` best continuations of `seq` found, best first; `seq` itself does not change.
 
     Ends when `width` hypotheses have ended and no live beam can still beat the worst of them at its present length, or
-    after `max_tokens`, when live beams count as hypotheses too.
+    after `max_tokens` or at the deadline, when live beams count as hypotheses too.
 
     Raises:
+        DeadlineExceeded: it passed before the first token.
         InvalidParameter: `width` or `max_tokens` is out of range.
         EngineError: of `Sequence.generate` and `Sequence.fork`.
     """
@@ -52,7 +53,8 @@ async def beam_search(
     ended: list[Hypothesis] = []
     try:
         for _ in range(max_tokens):
-            candidates = await _expand(beams, 2 * width)
+            if not (candidates := await _expand(beams, 2 * width)):
+                break
             ended += [
                 _hypothesis((*beam.token_ids, token), logprob, length_penalty, ended=True)
                 for beam, token, logprob in candidates[:width]
@@ -63,6 +65,8 @@ async def beam_search(
             best = _hypothesis(beams[0].token_ids, beams[0].logprob, length_penalty, ended=False)
             if len(ended) == width and ended[-1].score >= best.score:
                 return ended
+        if not beams[0].token_ids:
+            raise DeadlineExceeded("Beam search was not begun before the deadline.")
         live = [_hypothesis(b.token_ids, b.logprob, length_penalty, ended=False) for b in beams]
         return sorted(ended + live, key=lambda h: -h.score)[:width]
     finally:
@@ -70,9 +74,12 @@ async def beam_search(
 
 
 async def _expand(beams: list[_Beam], k: int) -> list[tuple[_Beam, int, float]]:
-    """Returns the `k` likeliest next tokens over all beams, as (beam, token, summed log-probability), best first."""
+    """Returns the `k` likeliest next tokens over all beams, as (beam, token, summed log-probability), best first; none
+    at the deadline."""
     look = Span(GREEDY, max_tokens=1, logprobs=k, ignore_eos=True, min_confidence=0.0)
     results = await asyncio.gather(*(beam.seq.generate_all(look) for beam in beams))
+    if any(result.finish_reason == "deadline" for result in results):
+        return []
     for beam in beams:
         beam.seq.truncate(len(beam.seq) - 1)
     candidates = [

@@ -178,7 +178,7 @@ class Engine:
 
         `tenant` separates prefix caches: tenants never share blocks, and neither do adapters. `adapter` names one of
         `adapters`, which all of the sequence is computed with. Lower `priority` runs first. After `deadline_s` seconds
-        the sequence closes: a span ends with the finish reason "deadline", later calls raise `DeadlineExceeded`. With
+        only its tokens stay: spans end with the finish reason "deadline", scores raise `DeadlineExceeded`. With
         `remote_prefill` the first span waits for the K/V of whole blocks from there; what does not come is computed.
         `chunks` are spans of the tokens, such as retrieved passages, whose K/V may be taken from another prompt of the
         tenant's, with `chunk_reuse`. With `streaming` it has no end: the model sees its first tokens and a window of

@@ -45,7 +45,7 @@ class SequenceClosed(EngineError):
 
 
 class DeadlineExceeded(SequenceClosed):
-    """The sequence closed at its deadline."""
+    """The sequence's deadline has passed, and what was asked for needs the engine."""
 
     code = "deadline_exceeded"
 

@@ -18,7 +18,7 @@ from engine.core import messages as m
 from engine.errors import DeadlineExceeded, FollowerClosed, InvalidParameter, SequenceBusy, SequenceClosed
 from engine.ipc.link import Client, PendingRequest
 from engine.multimodal.image_input import ImageInput
-from engine.outputs import Kind, Prefill, SpanOutput, SpanResult
+from engine.outputs import Prefill, SpanOutput, SpanResult, sections_of
 from engine.params import Span, StreamingWindow
 from engine.span_checks import check_endless, check_span, refuse_endless
 from engine.structured_output.matcher import CompileTimeout, ConstraintFailed, ConstraintRefused
@@ -48,7 +48,7 @@ class Sequence:
         self._id = id
         self._tokens = tokens
         self._parent = parent
-        self._deadline = deadline  # by time.monotonic
+        self.deadline = deadline  # by time.monotonic; None: none
         self._images = images  # keeps them known to the engine
         self._children: set[Sequence] = set()
         self._busy = False
@@ -67,6 +67,12 @@ class Sequence:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def past_deadline(self) -> bool:
+        """Returns whether the deadline has passed: spans write nothing, scores raise `DeadlineExceeded`; tokens can
+        still be appended, cut and forked."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     def append(self, tokens: Iterable[int]) -> None:
         """Appends tokens. Costs nothing until the next `generate` or `score`.
@@ -189,7 +195,7 @@ class Sequence:
             raise InvalidParameter("n", f"n is {n}; accepted: at least 1.")
         ids = tuple(self._engine.next_id() for _ in range(n))
         self._engine.post(m.Fork(self._id, ids, owner._id))
-        given = (owner, self._images, self.adapter, self.streaming, self._deadline)
+        given = (owner, self._images, self.adapter, self.streaming, self.deadline)
         children = [Sequence(self._engine, id, self._tokens.copy(), *given) for id in ids]
         for child in children:
             child._deferred_at = self._deferred_at
@@ -339,10 +345,11 @@ class Sequence:
             self._parent._children.discard(self)
 
     def _ended(self, reason: str) -> SequenceClosed:
-        """Marks the sequence closed, and returns the error that says why."""
+        """Returns the error that says why the sequence ended. Marks it closed, unless its deadline has passed."""
+        if self.past_deadline:
+            return DeadlineExceeded(reason)
         self._mark_closed()
-        late = self._deadline is not None and time.monotonic() >= self._deadline
-        return DeadlineExceeded(reason) if late else SequenceClosed(reason)
+        return SequenceClosed(reason)
 
     def _check_free(self) -> None:
         if self._closed:
@@ -358,16 +365,6 @@ class Sequence:
         """Returns the span's `max_tokens` as a number that fits."""
         self._check_not_empty()
         return check_span(span, len(self), self._engine, self.adapter, self.streaming)
-
-
-def _sections(pieces: list[SpanOutput]) -> tuple[tuple[Kind, str], ...]:
-    """Joins the texts of a span's sections, those without text left out."""
-    texts: dict[tuple[int, Kind], str] = {}
-    for piece in pieces:
-        if piece.text:
-            key = (piece.section, piece.kind)
-            texts[key] = texts.get(key, "") + piece.text
-    return tuple((kind, text) for (_, kind), text in texts.items())
 
 
 class SpanStream:
@@ -436,8 +433,6 @@ class SpanStream:
             each._tokens.extend(output.token_ids)
         if output.finish_reason is not None:
             self._end()
-        if output.finish_reason == "deadline":
-            self._sequence._mark_closed()
         return output
 
     async def result(self) -> SpanResult:
@@ -456,7 +451,7 @@ class SpanStream:
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.cached_tokens,
             forgotten_tokens=last.forgotten_tokens,
-            sections=_sections(pieces),
+            sections=sections_of(pieces),
         )
 
     async def _next(self) -> m.Reply:

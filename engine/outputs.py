@@ -249,3 +249,13 @@ def _added(parts: Sequence[Any]) -> Any:  # Any: of every type that statistics a
             return tuple(_added([each for each in column if each is not None]) for column in columns)
     values = {each.name: [getattr(part, each.name) for part in parts] for each in fields(first)}
     return replace(first, **{name: max(some) if name in _ALIKE else _added(some) for name, some in values.items()})
+
+
+def sections_of(pieces: Sequence[SpanOutput]) -> tuple[tuple[Kind, str], ...]:
+    """Joins the texts of a span's sections, those without text left out."""
+    texts: dict[tuple[int, Kind], str] = {}
+    for piece in pieces:
+        if piece.text:
+            key = (piece.section, piece.kind)
+            texts[key] = texts.get(key, "") + piece.text
+    return tuple((kind, text) for (_, kind), text in texts.items())

@@ -247,9 +247,7 @@ class _Research:
                 texts = (f"[{each.label}] {each.title}\n{each.text}" for each in asked.passages)
                 prompt = _NOTE.format(passages="\n\n".join(texts), question=asked.question)
                 wrote = await self._write(prompt, self.options.note_tokens)
-                text = (
-                    "" if wrote is None else await self.search.supported(wrote, [each.label for each in asked.passages])
-                )
+                text = await self.search.supported(wrote, [each.label for each in asked.passages]) if wrote else ""
                 written = bool(text) and not self._is_known(text)
             self._keep(asked, text if written else _quoted(asked.passages), written=written)
 
@@ -325,7 +323,7 @@ class _Research:
             yield piece
             if piece.finish_reason is not None:
                 return
-        if not notes or not self.search.writes:
+        if not notes or not self.search.writes or self.seq.past_deadline:
             yield self._said(self._as_noted(notes), left, last=True)
             return
         async with aclosing(self._written_report(notes, left)) as written:
@@ -424,6 +422,8 @@ async def deep_research(seq: EngineSequence, context: Context, options: Research
         raise InvalidParameter("seconds", f"seconds is {options.seconds:g}; accepted: at most {most:g}.")
     began = time.monotonic()
     ends = began + (most / 2 if options.seconds is None else options.seconds)
+    if seq.deadline is not None:
+        ends = min(ends, seq.deadline)
     research = _Research(seq, context, options, search, ends)
     yield NodeAdded(0, None, 0, search.question)
     await prefill(seq)

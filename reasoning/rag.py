@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from ponder import (
+    DeadlineExceeded,
     InvalidParameter,
     Options,
     Piece,
@@ -58,11 +59,13 @@ async def answer_by_sequence(
     documents' prompts and stay as they are; `weights` sum to 1.
 
     Thorough decoding scores each candidate under every document. Fast decoding takes p_i as 0 for documents that did
-    not write the same candidate, so nothing is computed again (Lewis et al. 2020, section 2.5).
+    not write the same candidate, so nothing is computed again (Lewis et al. 2020, section 2.5). So are candidates
+    compared that the deadline has cut, for there is no time to score them.
 
     Raises:
         InvalidParameter: there is not one positive weight for each fork, or the span's text is not decided by the
             sampled tokens alone: it has stop strings or a constraint.
+        DeadlineExceeded: it passed before the first token.
         EngineError: of `Sequence.generate` and `Sequence.score`.
     """
     if not forks or len(weights) != len(forks) or not all(weight > 0 for weight in weights):
@@ -73,9 +76,11 @@ async def answer_by_sequence(
     asked = replace(span, logprobs=span.logprobs or 0, ignore_eos=True, stop_token_ids=tuple(stop_ids),
                     keep_stop_token=True)  # fmt: skip
     written = await asyncio.gather(*(_written(fork, asked) for fork in forks))
-    first = {tokens: at for at, (tokens, _) in reversed(list(enumerate(written)))}
+    first = {tokens: at for at, (tokens, _) in reversed(list(enumerate(written))) if tokens}
     candidates = list(first)
-    if thorough:
+    if not candidates:
+        raise DeadlineExceeded("No answer was begun before the deadline.")
+    if thorough and not forks[0].past_deadline:
         scored = await asyncio.gather(*(fork.score(candidates) for fork in forks))
         likely = [[sum(scores[c]) for scores in scored] for c in range(len(candidates))]
     else:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from engine.errors import EngineError, InvalidParameter
+from engine.errors import DeadlineExceeded, EngineError, InvalidParameter
 from reasoning.beam import beam
 from reasoning.best_of_n import best_of_n
 from reasoning.budget import budget
@@ -141,9 +141,10 @@ async def run_strategy(
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Piece | Event, None]:
     """Yields a strategy's pieces and events, supervised. Once it is over, `seq` has the turn; if it is left or fails,
-    nothing.
+    nothing. One that fails after the sequence's deadline has a last piece that says so.
 
     Raises:
+        DeadlineExceeded: the deadline passed before the strategy yielded a piece.
         StrategyTimeout: it did not end within `timeout_s`, or yielded nothing for `silent_s`.
         StrategyError: it raised something that is no EngineError, yielded something that is neither piece nor event,
             wrote more than `max_tokens`, changed earlier tokens of the sequence, or ended without a last piece.
@@ -153,15 +154,15 @@ async def run_strategy(
     (work,) = seq.fork()
     items: asyncio.Queue[object] = asyncio.Queue(1)
     running = asyncio.ensure_future(_pump(chosen, work, context, options, items))
-    spent, over = 0, False
+    spent, over, part = 0, False, None
     try:
-        while (item := await _next(chosen, items, min(silent_s, ends - clock()))) is not _END:
+        while (item := await _next(chosen, work, items, min(silent_s, ends - clock()))) is not _END:
             if not isinstance(item, Piece | Event):
                 raise StrategyError(chosen, f"yielded {type(item).__name__}; accepted: Piece and Event.")
             if isinstance(item, Piece):
                 if over:
                     raise StrategyError(chosen, "went on after the piece with a finish reason.")
-                spent += item.spent
+                spent, part = spent + item.spent, item.part
                 over = item.finish_reason is not None
             if context.span.max_tokens is not None and spent > context.span.max_tokens:
                 raise StrategyError(chosen, f"wrote {spent} tokens; accepted: {context.span.max_tokens}.")
@@ -172,6 +173,10 @@ async def run_strategy(
         if written[:begun] != seq.tokens:
             raise StrategyError(chosen, "changed what stood in the sequence before it; accepted: adding to it.")
         seq.append(written[begun:])
+    except DeadlineExceeded:
+        if part is None:
+            raise
+        yield Piece(part, "", 0, finish_reason="deadline")
     finally:
         running.cancel()
         await asyncio.wait({running}, timeout=CLOSING_S)
@@ -206,7 +211,7 @@ async def _pump(
         await items.put(_Failed(error))
 
 
-async def _next(chosen: Strategy[Any], items: asyncio.Queue[object], left: float) -> object:
+async def _next(chosen: Strategy[Any], work: EngineSequence, items: asyncio.Queue[object], left: float) -> object:
     """The next thing that a strategy yields, `_END` at its end."""
     try:
         if left <= 0:
@@ -219,4 +224,8 @@ async def _next(chosen: Strategy[Any], items: asyncio.Queue[object], left: float
         return item
     if isinstance(item.error, EngineError):
         raise item.error
-    raise StrategyError(chosen, f"failed: {type(item.error).__name__}: {item.error}") from item.error
+    why = f"failed: {type(item.error).__name__}: {item.error}"
+    if work.past_deadline:  # its spans wrote nothing more, which it may not expect
+        log.info("The strategy %r (%s) %s at its deadline", chosen.name, chosen.origin, why)
+        raise DeadlineExceeded(f"The strategy {chosen.name!r} {why}") from item.error
+    raise StrategyError(chosen, why) from item.error

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import InvalidParameter
+from engine.errors import DeadlineExceeded, InvalidParameter
 from reasoning.candidate import Candidate
 from reasoning.dialogue import after_answer
 from reasoning.strategy import Check, Context
@@ -71,7 +71,8 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """The model is asked, on a throw-away fork, and the probability of the good word against the bad one is read."""
+    """The model is asked, on a throw-away fork, and the probability of the good word against the bad one is read; 0
+    where the deadline leaves no time to."""
 
     tokenizer: Tokenizer
     question: str = JUDGE
@@ -86,6 +87,8 @@ class Judge:
         try:
             fork.append(after_answer(self.tokenizer, self.question, {"enable_thinking": False, **self.variables}))
             good, bad = await read_labels(fork, [self.tokenizer.encode(word) for word in (self.good, self.bad)])
+        except DeadlineExceeded:
+            return 0.0
         finally:
             fork.close()
         return good / (good + bad) if good + bad > 0 else 0.0
@@ -93,12 +96,16 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class ValueVerifier:
-    """The model's value head, read after the candidate's last token (as the verifiers of Cobbe et al. 2021)."""
+    """The model's value head, read after the candidate's last token (as the verifiers of Cobbe et al. 2021); 0 where
+    the deadline leaves no time to."""
 
     measures: bool = False
 
     async def score(self, candidate: Candidate, seq: EngineSequence) -> float:
-        return await seq.value()
+        try:
+            return await seq.value()
+        except DeadlineExceeded:
+            return 0.0
 
 
 def verifier(name: str, context: Context) -> Verifier:

@@ -114,6 +114,9 @@ class Valuer(Generic[S]):
                 self._meter.written += 1 + sum(len(reply.token_ids) for reply in replies)
         finally:
             fork.close()
+        if any(reply.finish_reason == "deadline" for reply in replies):
+            self._meter.reach("seconds")
+            return None
         return sum(self._judged(reply.text) for reply in replies) / votes
 
     def _judged(self, text: str) -> float:
@@ -235,7 +238,7 @@ class Grower(Generic[S]):
         return [Proposed(thought, fork, sum(each.logprob for each in result.logprobs)) for thought in thoughts[:1]]
 
     async def _reply(self, fork: EngineSequence, unread: int) -> SpanResult | None:
-        """None where the tokens do not allow one."""
+        """None where the tokens do not allow one, or the request's deadline cut it and it cannot be read in part."""
         likely = self.options.value == "likelihood" and self._problem.writes_on
         span = Span(
             self._sampling, self.options.step_tokens, stop=self._problem.stop, logprobs=0 if likely else None
@@ -245,7 +248,10 @@ class Grower(Generic[S]):
                 return None
             result = await fork.generate_all(span)
             self.meter.written += len(result.token_ids)
-            return result
+        if result.finish_reason == "deadline":
+            self.meter.reach("seconds")
+            return result if self._problem.writes_on else None
+        return result
 
     async def _likely(self, asked: EngineSequence, length: int, found: list[Proposed[S]]) -> list[Proposed[S]]:
         """Returns how likely each of several steps is as the first thing that the model would write."""

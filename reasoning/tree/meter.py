@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ponder import ContextLengthExceeded
+from ponder import ContextLengthExceeded, DeadlineExceeded
 from reasoning.tree.nodes import Ended
 
 T = TypeVar("T")
@@ -63,7 +63,8 @@ class Meter:
             self._aside -= most
 
     async def together(self, jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T | ContextLengthExceeded | None]:
-        """Run jobs as one batch. Results in their order; None for a job that the deadline cut off.
+        """Run jobs as one batch. Results in their order; None for a job that the deadline, of the search or of the
+        request, cut off.
 
         Raises the error of the first failing job, once none of them runs any more.
         """
@@ -81,17 +82,23 @@ class Meter:
             await asyncio.gather(*tasks, return_exceptions=True)
         if failure := next(filter(None, map(_failure, tasks)), None):
             raise failure
+        if any(map(_late, tasks)):
+            self.reach("seconds")
         return [_result(task) for task in tasks]
 
 
 def _result(task: asyncio.Task[T]) -> T | ContextLengthExceeded | None:
-    if task.cancelled():
+    if task.cancelled() or _late(task):
         return None
     error = task.exception()
     return error if isinstance(error, ContextLengthExceeded) else task.result()
 
 
 def _failure(task: asyncio.Task[T]) -> BaseException | None:
-    """Returns why a job failed; one that does not fit the context has not."""
+    """Returns why a job failed; one that does not fit the context, or the request's time, has not."""
     error = task.exception() if task.done() and not task.cancelled() else None
-    return None if isinstance(error, ContextLengthExceeded) else error
+    return None if isinstance(error, ContextLengthExceeded | DeadlineExceeded) else error
+
+
+def _late(task: asyncio.Task[T]) -> bool:
+    return task.done() and not task.cancelled() and isinstance(task.exception(), DeadlineExceeded)

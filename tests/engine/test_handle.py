@@ -187,19 +187,29 @@ async def test_a_deadline_that_passes_between_spans_ends_the_next_one(engine: En
     for late in (child, seq):
         result = await late.generate_all(greedy(2))
         assert (result.finish_reason, result.token_ids, result.prompt_tokens) == ("deadline", (), len(PROMPT))
-        for later in (lambda late=late: late.generate(greedy(2)), late.fork, lambda late=late: late.append([1])):
-            with pytest.raises(DeadlineExceeded):
-                later()
+        with pytest.raises(DeadlineExceeded):
+            await late.score([[1]])
+        assert late.past_deadline and not late.closed
+    seq.close()
     assert seq.closed and child.closed
 
 
-async def test_a_deadline_ends_the_span_and_closes_the_sequence(engine: Engine) -> None:
+async def test_a_deadline_ends_the_span_and_keeps_the_tokens(engine: Engine) -> None:
     seq = await engine.open(PROMPT, deadline_s=0.02)
     result = await seq.generate_all(greedy(engine.max_model_len - len(PROMPT)))
     assert result.finish_reason == "deadline"
     assert await blocks_used(engine) == 0
+    (child,) = seq.fork()
+    for each in (seq, child):
+        assert each.tokens == [*PROMPT, *result.token_ids]
+        each.truncate(len(PROMPT))
+        each.append([1])
+        assert each.tokens == [*PROMPT, 1]
+        assert (await each.generate_all(greedy(2))).finish_reason == "deadline"
+    assert await blocks_used(engine) == 0
+    seq.close()
     with pytest.raises(SequenceClosed):
-        seq.append([1])
+        child.append([1])
 
 
 async def test_two_spans_at_once_are_refused(engine: Engine) -> None:

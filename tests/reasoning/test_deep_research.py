@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine import Engine, InvalidParameter
+from engine import Engine, InvalidParameter, Span
 from reasoning.deep_research import HELD_CHARS, NOTHING, PARTIAL, ResearchOptions, deep_research
+from reasoning.strategies import run_strategy
 from reasoning.strategy import Event, FoundPassage, Spent, StrategyQuota
 from reasoning.thinking import Piece
 from reasoning.tree import NodeAdded, NodePruned, SearchEnded
@@ -52,6 +53,12 @@ class Shelf:
         self.noted_.append(text)
 
     def references(self, report: str) -> str:
+        return ""
+
+
+class SlowShelf(Shelf):
+    async def supported(self, text: str, labels: Sequence[str]) -> str:
+        await asyncio.sleep(20)
         return ""
 
 
@@ -127,6 +134,17 @@ async def test_searches_have_a_limit_and_run_side_by_side_within_the_quota(engin
     assert len(shelf.asked) == 4 and shelf.most == 2
     notice = text_of(items).partition("\n\n")[0]
     assert notice == f"{PARTIAL} the limit of searches was reached.* Not looked into: question 4; question 5."
+
+
+async def test_at_the_deadline_the_report_has_what_was_found(engine: Engine) -> None:
+    """Whether notes are supported takes longer to find out than the request has."""
+    shelf, prompt = SlowShelf(), engine.tokenizer.encode("<think>", special=True)
+    ctx = replace(context(engine, search=shelf), span=Span(max_tokens=400))
+    async with await engine.open(prompt, deadline_s=2.0) as seq:
+        items = [item async for item in run_strategy(deep_research, seq, ctx, ResearchOptions())]
+        written = seq.tokens[len(prompt) :]
+    assert text_of(items).startswith(PARTIAL.split("{")[0]) and "It was built in 1931." in text_of(items)
+    assert len(written) == sum(item.spent for item in items if isinstance(item, Piece))
 
 
 async def test_where_nothing_is_found_it_says_so(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine import GREEDY, Engine, EngineConfig, InvalidParameter, Sampling, Span
+from engine import GREEDY, DeadlineExceeded, Engine, EngineConfig, InvalidParameter, Sampling, Span
 from reasoning.rag import (
     RagOptions,
     RagSequenceOptions,
@@ -132,6 +133,31 @@ async def test_the_strategy_gives_the_likeliest_answer_over_documents(engine: En
     best = (await candidates(engine, document_weights(SCORES, 0.1), thorough=True))[0]
     written = await turn(engine, rag_sequence, context(engine), RagSequenceOptions())
     assert tuple(written) == best.tokens
+
+
+@pytest.mark.parametrize(("chosen", "options"), [(rag_token, RagOptions()), (rag_sequence, RagSequenceOptions())])
+async def test_at_the_deadline_what_is_written_is_the_answer(engine: Engine, chosen: Any, options: Any) -> None:
+    ctx, prompt = context(engine, Span(Sampling(seed=5), max_tokens=400, ignore_eos=True)), [5, 6, 7, 90, 91]
+    written = 0
+    for deadline_ms in (1, 20, 40, 80, 160, 320, 1_000, 5_000):
+        if written and deadline_ms >= 1_000:  # those are for a busy machine
+            break
+        async with await engine.open(prompt, deadline_s=deadline_ms / 1_000) as seq:
+            try:
+                items = [item async for item in run_strategy(chosen, seq, ctx, options)]
+            except DeadlineExceeded:
+                continue
+            assert isinstance(items[-1], Piece) and items[-1].finish_reason in ("deadline", "length")
+            written = len(seq.tokens) - len(prompt)
+    assert written
+    assert (await engine.stats()).sequences == 0
+
+
+async def test_answers_that_were_not_begun_at_the_deadline_are_none(engine: Engine) -> None:
+    forks = [await engine.open(prompt, deadline_s=0.01) for prompt in PROMPTS]
+    await asyncio.sleep(0.05)
+    with pytest.raises(DeadlineExceeded, match="No answer was begun"):
+        await answer_by_sequence(forks, document_weights(SCORES, 0.1), SPAN, (), thorough=True)
 
 
 @pytest.mark.parametrize(("chosen", "options"), [(rag_token, RagOptions()), (rag_sequence, RagSequenceOptions())])

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from engine import ContextLengthExceeded, Engine, EngineConfig, InvalidParameter, Sampling, Sequence, Span
+from engine import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Engine,
+    EngineConfig,
+    InvalidParameter,
+    Sampling,
+    Sequence,
+    Span,
+)
 from reasoning.strategies import BUILT_IN, Strategies, StrategyError, StrategyTimeout, run_strategy
 from reasoning.strategy import Context, Event, Options, Strategy, StrategyQuota, Yields, strategy
 from reasoning.thinking import Markers, Piece, think_and_answer
@@ -79,6 +88,51 @@ async def test_the_turn_is_in_the_sequence_when_it_is_over(engine: Engine) -> No
             written = seq.tokens[len(prompt) :]
         assert abs(sum(piece.spent for piece in pieces) - len(written)) <= 1  # a marker that ended it is not in there
     assert (await engine.stats()).blocks_used == 0
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+async def test_at_the_deadline_the_best_so_far_is_the_answer(engine: Engine, name: str) -> None:
+    """Deadlines fall before the first token, between its parts, and after the end of quick answers."""
+    strategies, prompt = Strategies(), engine.tokenizer.encode("<think>", special=True)
+    chosen, options = strategies.get(name), strategies.options(name, OPTIONS[name])
+    ctx = replace(context(engine), span=Span(Sampling(seed=2, temperature=1.0), 1_500, ignore_eos=True))
+    answered = False
+    for deadline_ms in (1, 20, 40, 60, 80, 120, 160, 240, 1_000, 5_000):
+        if answered and deadline_ms >= 1_000:  # those are for a busy machine
+            break
+        async with await engine.open(prompt, deadline_s=deadline_ms / 1_000) as seq:
+            try:
+                items = [item async for item in run_strategy(chosen, seq, ctx, options)]
+            except DeadlineExceeded:
+                assert seq.tokens == prompt
+            else:
+                pieces = [item for item in items if isinstance(item, Piece)]
+                assert pieces[-1].finish_reason is not None
+                assert abs(sum(piece.spent for piece in pieces) - len(seq.tokens) + len(prompt)) <= 1
+                answered = answered or any(piece.text for piece in pieces)
+        assert (await engine.stats()).sequences == 0
+    assert answered
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+async def test_a_plugin_that_expects_tokens_after_the_deadline_ends_there(engine: Engine, wrote: bool) -> None:
+    @strategy("careless", Options)
+    async def careless(seq: Sequence, context: Context, options: Options) -> Yields:
+        if wrote:
+            yield Piece("answer", "so far", 1)
+        while True:
+            result = await seq.generate_all(Span(max_tokens=1, ignore_eos=True))
+            assert result.token_ids, "a token was asked for"
+
+    async with await engine.open([5], deadline_s=0.05) as seq:
+        items, running = [], run_strategy(careless, seq, context(engine), Options())
+        if wrote:
+            items = [item async for item in running]
+            assert items == [Piece("answer", "so far", 1), Piece("answer", "", 0, finish_reason="deadline")]
+        else:
+            with pytest.raises(DeadlineExceeded, match="'careless' failed: AssertionError: a token was asked for"):
+                await anext(running)
+        assert seq.tokens == [5]
 
 
 async def test_a_tree_without_a_task_writes_an_answer(engine: Engine) -> None:

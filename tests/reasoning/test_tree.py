@@ -19,6 +19,7 @@ import torch
 from pydantic import ValidationError
 
 from engine import Engine, EngineConfig, InvalidParameter
+from engine import Sequence as EngineSequence
 from engine.model.value_head import ValueHead
 from reasoning.strategy import Event
 from reasoning.tree import (
@@ -195,6 +196,34 @@ async def test_a_deadline_returns_the_best_so_far(engine: Engine, order: str) ->
         assert end.value == max((event.value for event in events if isinstance(event, NodeScored)), default=0.0)
         depths.add(len(end.answer))
     assert len(depths) > 1 and max(depths) < 30
+    await assert_clean(engine)
+
+
+class Waiting(Letters):
+    """Checks its states once the deadline of `seq` has passed."""
+
+    def __init__(self, engine: Engine, seq: EngineSequence) -> None:
+        super().__init__(engine)
+        self._seq = seq
+
+    async def check(self, state: str) -> float | None:  # type: ignore[override]
+        while state and not self._seq.past_deadline:
+            await asyncio.sleep(0.01)
+        return super().check(state)
+
+
+@pytest.mark.parametrize("value", ["read", "votes", "check"])
+@together
+async def test_the_requests_deadline_returns_the_best_so_far(engine: Engine, value: str) -> None:
+    """The first steps are written, and there is no time left to value them, or to go on."""
+    seq = await engine.open(engine.tokenizer.encode("Letters.\n"), deadline_s=1.0)
+    options = small(value=value, depth=2 if value == "check" else 1)
+    events = [event async for event in search(seq, Waiting(engine, seq), options, engine.tokenizer)]
+    assert ended(events).ended == "seconds" and len(seq) == 9
+    assert any(isinstance(event, NodeAdded) and event.depth == 1 for event in events)
+    scored = [event for event in events if isinstance(event, NodeScored)]
+    assert bool(scored) == (value == "check")
+    seq.close()
     await assert_clean(engine)
 
 

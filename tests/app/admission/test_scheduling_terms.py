@@ -122,6 +122,18 @@ def test_a_deadline_between_the_spans_of_an_answer_keeps_what_was_written(http: 
         assert reply.status_code == 200, (deadline_s, reply.text)
 
 
+@pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency", "deep_conf", "beam"])
+def test_a_strategy_gives_the_best_so_far_at_its_deadline(http: httpx.Client, server: Server, strategy: str) -> None:
+    fields: dict[str, Any] = {"ignore_eos": True, "deadline_s": 3.0, "max_tokens": server.engine.max_model_len - 100}
+    fields |= {"strategy": strategy, "strategy_options": {"width": 16} if strategy == "beam" else {"n": 32}}
+    reply = http.post(CHAT, json=body(**fields))
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] or choice["message"].get("reasoning_content")
+    server.until(lambda stats: stats.sequences == 0)
+
+
 def test_a_deadline_before_the_answer_begins_is_told(http: httpx.Client, server: Server) -> None:
     """Deadlines fall before the prompt is read, while it is, or between that and the answers."""
     late, in_time = 0.0, 2.0

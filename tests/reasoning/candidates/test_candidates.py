@@ -151,6 +151,15 @@ async def test_a_judge_reads_two_words_against_each_other(engine: Engine) -> Non
     assert Confidence().measures and not judge.measures
 
 
+async def test_what_the_deadline_leaves_no_time_to_judge_is_an_answer_still(engine: Engine) -> None:
+    ctx = context(engine, max_tokens=1_500)
+    ctx = replace(ctx, span=replace(ctx.span, ignore_eos=True))
+    async with await engine.open(engine.tokenizer.encode("<think>", special=True), deadline_s=0.3) as seq:
+        items = [item async for item in best_of_n.run(seq, ctx, BestOfNOptions(n=3, verifier="judge"))]
+        assert isinstance(items[-1], Piece) and items[-1].finish_reason == "deadline"
+        assert [item.score for item in items if isinstance(item, CandidateDone)] == [0.0] * 3
+
+
 async def test_the_majority_wins_and_stops_the_rest(engine: Engine) -> None:
     ctx = context(engine, max_tokens=400)
     events, pieces, _ = await run(engine, self_consistency, ctx, SelfConsistencyOptions(n=16, compare="text"))
