@@ -99,8 +99,7 @@ class FallbackLink:
         return replace(first, quantization=weights, batch_invariant=invariant)
 
     def _generate(self, command: m.Generate) -> None:
-        if command.fallback:
-            self._defer(command.request)
+        if command.fallback and self._defer(command.request):
             return
         span = command.span
         if span.min_confidence is None and not command.followers and not self._journal.adapter_of(command.sequence):

@@ -214,6 +214,9 @@ async def test_a_deferred_span_that_is_ended_leaves_nothing(random_model: Path, 
                 assert more.prompt_tokens == len(PROMPT) + 5
             case "deadline":
                 assert [piece async for piece in stream][-1].finish_reason == "deadline"
+                async with asyncio.timeout(20):
+                    assert (await seq.generate_all(replace(span, max_tokens=3))).finish_reason == "deadline"
+                    assert (await seq.fork()[0].generate_all(replace(span, max_tokens=3))).finish_reason == "deadline"
             case _:
                 (root if end == "scope" else seq).close()
                 with pytest.raises(SequenceClosed):

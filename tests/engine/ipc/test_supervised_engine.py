@@ -16,6 +16,7 @@ import pytest
 from engine import (
     GREEDY,
     CheckpointError,
+    DeadlineExceeded,
     Engine,
     EngineConfig,
     EngineStopped,
@@ -219,6 +220,27 @@ async def test_in_bfloat16_a_killed_engine_draws_the_same_tokens_on(options: dic
         await at_200.wait()
         os.kill(link_of(engine).pid, signal.SIGKILL)
         assert await asyncio.gather(*answering) == expected
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_past_the_deadline_a_process_is_asked_for_nothing_more(config: EngineConfig, replicas: int) -> None:
+    async with await Engine.start(replace(config, data_parallel_size=replicas)) as engine:
+        seq = await engine.open(PROMPT, deadline_s=0.05)
+        assert (await seq.generate_all(Span(max_tokens=600, ignore_eos=True))).finish_reason == "deadline"
+        (child,) = seq.fork()
+        seq.truncate(len(PROMPT))
+        child.append([1])
+        async with asyncio.timeout(20):
+            for each in (seq, child):
+                assert (await each.generate_all(Span(max_tokens=2))).finish_reason == "deadline"
+                with pytest.raises(DeadlineExceeded):
+                    await each.score([[1]])
+            mixed = await seq.generate_mixed([child], [1.0, 1.0], Span(max_tokens=2)).result()
+        assert (mixed.finish_reason, mixed.token_ids) == ("deadline", ())
+        assert seq.tokens == PROMPT and child.tokens[-1] == 1
+        seq.close()
+        stats = await engine.stats()
+        assert stats.sequences == stats.blocks_used == 0
 
 
 async def test_an_engine_that_comes_back_with_other_numerics_says_so(
