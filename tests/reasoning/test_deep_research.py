@@ -137,7 +137,7 @@ async def test_searches_have_a_limit_and_run_side_by_side_within_the_quota(engin
 
 
 async def test_at_the_deadline_the_report_has_what_was_found(engine: Engine) -> None:
-    """Whether notes are supported takes longer to find out than the request has."""
+    """Notes take longer to be checked than the request has."""
     shelf, prompt = SlowShelf(), engine.tokenizer.encode("<think>", special=True)
     ctx = replace(context(engine, search=shelf), span=Span(max_tokens=400))
     async with await engine.open(prompt, deadline_s=2.0) as seq:
