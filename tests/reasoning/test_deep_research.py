@@ -140,7 +140,7 @@ async def test_at_the_deadline_the_report_has_what_was_found(engine: Engine) -> 
     """Notes take longer to be checked than the request has."""
     shelf, prompt = SlowShelf(), engine.tokenizer.encode("<think>", special=True)
     ctx = replace(context(engine, search=shelf), span=Span(max_tokens=400))
-    async with await engine.open(prompt, deadline_s=2.0) as seq:
+    async with await engine.open(prompt, deadline_s=4.0) as seq:
         items = [item async for item in run_strategy(deep_research, seq, ctx, ResearchOptions())]
         written = seq.tokens[len(prompt) :]
     assert text_of(items).startswith(PARTIAL.split("{")[0]) and "It was built in 1931." in text_of(items)

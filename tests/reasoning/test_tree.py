@@ -216,7 +216,7 @@ class Waiting(Letters):
 @together
 async def test_the_requests_deadline_returns_the_best_so_far(engine: Engine, value: str) -> None:
     """The first steps are written, and there is no time left to value them, or to go on."""
-    seq = await engine.open(engine.tokenizer.encode("Letters.\n"), deadline_s=1.0)
+    seq = await engine.open(engine.tokenizer.encode("Letters.\n"), deadline_s=3.0)
     options = small(value=value, depth=2 if value == "check" else 1)
     events = [event async for event in search(seq, Waiting(engine, seq), options, engine.tokenizer)]
     assert ended(events).ended == "seconds" and len(seq) == 9
