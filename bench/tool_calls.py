@@ -6,6 +6,7 @@ questions with calls among the answers that BFCL accepts, and of those without a
 
 With `--selection` the tool is chosen by embedding (`app/answering/tool_selection.py`), and by the model beside it, also
 among up to eight tools of other questions. What each part adds is fitted on the even questions and counted on the odd.
+With `--served URL` a server of the bundled model is asked what `training.evaluate` asks the model alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from jsonschema import Draft202012Validator
 
@@ -35,6 +37,9 @@ from engine.tool_parsers import Bodies, ParsedCall, ToolChoice, ToolSpec, choose
 from reasoning.evaluate.measure import wilson
 from retrieval.embedding import SentenceEmbedder
 from tests.engine.structured_output import bfcl
+from training.abilities import ABILITIES
+from training.conversation import Case, ModelReply, SpokenCall
+from training.evaluate import SEED, judged
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
 FILES = ("simple_python", "live_simple", "multiple", "parallel", "irrelevance")
@@ -299,6 +304,55 @@ async def measure_selection(model: Path, limit: int) -> None:
         print(f"| {label} | {area:.3f} | {called:.0%} | {kept:.0%} |")
 
 
+SERVED = (
+    "arithmetic through the calculator", "one of 1 to 8 unseen tools", "no tool fits", "several calls in one turn",
+    "a tool's error is repaired", "thinks, calls a tool, answers", "questions about tables, in SQL",
+)  # fmt: skip
+MAX_TURNS = 4
+
+
+async def turns(http: httpx.AsyncClient, case: Case) -> list[ModelReply]:
+    """Returns what a server says to a case of `training.abilities`, whose tools answer its calls."""
+    messages, said = case.prompt.as_json(), list[ModelReply]()
+    while len(said) < MAX_TURNS:
+        asked = {"model": "default", "messages": messages, "tools": case.prompt.tools, "temperature": 0}
+        if case.prompt.enable_thinking is False:
+            asked["reasoning_effort"] = "none"
+        reply = await http.post("/v1/chat/completions", json={**asked, "max_tokens": 768})
+        (choice,) = reply.raise_for_status().json()["choices"]
+        message, ended = choice["message"], choice["finish_reason"] != "length"
+        called = [each["function"] for each in message.get("tool_calls") or []]
+        calls = [SpokenCall(each["name"], json.loads(each["arguments"])) for each in called] if ended else []
+        said.append(ModelReply("", message.get("content") or "", tuple(calls), not ended))
+        if case.answer_call is None or not calls:
+            break
+        messages.append({"role": "assistant", "content": message["content"], "tool_calls": message["tool_calls"]})
+        for call, made in zip(calls, message["tool_calls"], strict=True):
+            messages.append({"role": "tool", "tool_call_id": made["id"], "content": case.answer_call(call)})
+    return said
+
+
+async def measure_served(url: str, limit: int) -> None:
+    """Prints the abilities with tools, as a server of the bundled model has them with its own settings."""
+    print("| ability | measured | asked | share | 95% interval |\n|---|---|---|---|---|")
+    gate = asyncio.Semaphore(8)
+
+    async def asked(case: Case) -> list[ModelReply]:
+        async with gate:
+            return await turns(http, case)
+
+    async with httpx.AsyncClient(base_url=url, timeout=300) as http:
+        for ability in (each for each in ABILITIES if each.name in SERVED):
+            cases = ability.cases(random.Random(f"{SEED}-{ability.name}"), limit)
+            verdicts = [judged(*each) for each in zip(cases, await asyncio.gather(*map(asked, cases)), strict=True)]
+            for name in dict.fromkeys(name for verdict in verdicts for name in verdict):
+                outcomes = [verdict[name] for verdict in verdicts if isinstance(verdict.get(name), bool)]
+                n, right_ones = len(outcomes), sum(map(bool, outcomes))
+                low, high = wilson(right_ones, n)
+                share = f"{right_ones / n:.1%} | {low:.1%} – {high:.1%}"
+                print(f"| {ability.name} | {name} | {n} | {share} |", flush=True)
+
+
 def random_weights(folder: Path) -> Path:
     """A model of Pebble's shape and tokenizer with random weights."""
     import torch
@@ -321,8 +375,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=PEBBLE)
     parser.add_argument("--questions", type=int, default=1000, help="of each file, at most")
     parser.add_argument("--selection", action="store_true", help="measure the choice of a tool by embedding instead")
+    parser.add_argument("--served", metavar="URL", help="measure a server of the bundled model instead")
     options = parser.parse_args()
     began = time.monotonic()
+    if options.served:
+        asyncio.run(measure_served(options.served, min(options.questions, 300)))
+        return
     if not (bfcl.SHARED / "data/bfcl").is_dir():
         parser.exit(1, f"no questions at {bfcl.SHARED / 'data/bfcl'}; set PONDER_SHARED\n")
     if options.selection:

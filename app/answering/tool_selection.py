@@ -4,7 +4,8 @@ A tool is scored by the nearness of the question to its name, description and pa
 (MaxSim, Khattab and Zaharia 2020) of the words of its name with those of the question. A tool that needs more numbers
 than the question has is unlikely. The weights are a logistic regression on half of the questions of BFCL; the other
 half and the tools of `training/tasks/tool_choice.py` decided nothing. The model's own probability of each name was
-worth nothing beside this (`docs/tools.md`). Knows nothing of HTTP or of how calls are written.
+worth nothing beside this, nor its yes or no to whether a tool fits (`docs/tools.md`). Nearness does not tell when to
+call a calculator or a search: with such a tool the model decides. Knows nothing of HTTP or of how calls are written.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ _HINTS = (
     ),
     (re.compile(r"https?://"), "fetch a web page by its URL"),
 )
+# Words in names of parameters whose texts are written for a call, rather than copied from the question: of calculators,
+# and of others.
+_EXPRESSIONS = frozenset({"calculation", "equation", "expr", "expression", "formula", "input", "statement"})
+_WRITTEN = _EXPRESSIONS | {"program", "query", "question", "script", "search", "sql"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,20 @@ def required_numbers(tool: ToolSpec) -> int:
     return sum(parameters.get(name, {}).get("type") in ("integer", "number") for name in wanted)
 
 
+def is_open(tool: ToolSpec, question: str) -> bool:
+    """Returns whether a tool may be for a question that it is not near to: all that it requires is a text that is
+    written for it, such as a query; or an expression, and the question has a number."""
+    parameters = _parameters(tool)
+    required = (tool.parameters or {}).get("required", list(parameters))
+    if not isinstance(required, list) or len(required) != 1 or str(required[0]) not in parameters:
+        return False
+    name = str(required[0])
+    words = {*spoken(name).lower().split()}
+    if parameters[name].get("type") != "string" or (words.isdisjoint(_WRITTEN) and words != {"code"}):
+        return False
+    return words.isdisjoint(_EXPRESSIONS) or _NUMBER.search(question) is not None
+
+
 def _parameters(tool: ToolSpec) -> Mapping[str, Mapping[str, Any]]:  # Any: JSON
     found = (tool.parameters or {}).get("properties")
     if not isinstance(found, Mapping):
@@ -186,12 +205,15 @@ class ToolSelector:
         self, served: ServedModel, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec]
     ) -> tuple[ToolSpec, ...] | None:
         """Returns the tools of which the answer to `messages` has to call one, none where none fits; None where the
-        model is free, as after a tool's result. Any: JSON of a chat template."""
+        model is free, as after a tool's result, and where no tool is near and one is open. Any: JSON of a chat
+        template."""
         if not tools or not messages or messages[-1]["role"] != "user" or not self.selects(served):
             return None
         *earlier, question = [str(each.get("content") or "") for each in messages if each["role"] == "user"]
         asked = resolve(question, [(text, "") for text in earlier]).text
         best = (await asyncio.to_thread(self.ranker.rank, asked, tools))[0]
         if best.probability < FITS:
-            return ()
-        return (held_to_question(best.tool, question) if self.copies(served) else best.tool,)
+            return None if any(is_open(tool, asked) for tool in tools) else ()
+        if is_open(best.tool, asked) or not self.copies(served):
+            return (best.tool,)
+        return (held_to_question(best.tool, question),)

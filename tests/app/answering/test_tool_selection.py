@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +13,15 @@ import pytest
 from app.answering.answer_plan import select_call
 from app.answering.reasoning_config import ReasoningResolver
 from app.answering.served_model import ServedModel
-from app.answering.tool_selection import FITS, Arguments, ToolRanker, ToolSelector, described, required_numbers
+from app.answering.tool_selection import (
+    FITS,
+    Arguments,
+    ToolRanker,
+    ToolSelector,
+    described,
+    is_open,
+    required_numbers,
+)
 from app.runs.trace import Trace, replay
 from engine.tool_parsers import ToolSpec
 from tests.app.conftest import PEBBLE, Server, serving
@@ -20,6 +30,8 @@ from tests.app.runs.test_runs import events
 from tests.app.toolbox import named
 from tests.app.toolbox import tool as make_tool
 from tests.retrieval.words import WordEmbedder
+from tools.builtin.builtin_tools import calculator
+from tools.calculation import calculate
 
 WEATHER = ToolSpec(
     "get_weather",
@@ -63,10 +75,29 @@ def test_a_tool_that_lacks_its_numbers_is_less_likely(ranker: ToolRanker) -> Non
 
 
 def test_a_sum_is_near_to_a_calculator_that_it_does_not_name(ranker: ToolRanker) -> None:
-    calculator = ToolSpec("calculate", "Work out an arithmetic expression")
-    (found,) = ranker.rank("23 * 17", [calculator])
-    (other,) = ranker.rank("23 apples", [calculator])
+    plain = ToolSpec("calculate", "Work out an arithmetic expression")
+    (found,) = ranker.rank("23 * 17", [plain])
+    (other,) = ranker.rank("23 apples", [plain])
     assert found.probability > FITS > other.probability
+
+
+def text_tool(name: str, about: str, parameter: str, **more: Any) -> ToolSpec:
+    properties = {parameter: {"type": "string"}, **more}
+    return ToolSpec(name, about, {"type": "object", "properties": properties, "required": [parameter]})
+
+
+MATHS = text_tool("evaluate", "Does maths exactly", "expression", digits={"type": "integer"})
+
+
+def test_a_tool_is_open_whose_text_is_written_for_it() -> None:
+    built_in = ToolSpec(calculator.name, calculator.description, calculator.parameters)
+    for tool in (MATHS, built_in, text_tool("find", "Searches documents", "searchQuery"), text_tool("run", "", "code")):
+        assert is_open(tool, "What is 5 times 7?"), tool
+    assert not is_open(MATHS, "Who wrote Hamlet?") and is_open(text_tool("find", "", "query"), "Who wrote Hamlet?")
+    two = ToolSpec("two", "", {"type": "object", "properties": {"a": {}, "query": {"type": "string"}}})
+    untyped, other = ToolSpec("calculator", "Does maths"), text_tool("sendTo", "", "country_code")
+    for tool in (*TOOLS, untyped, other, text_tool("count", "", "words"), two):
+        assert not is_open(tool, "What is 5 times 7?"), tool
 
 
 def test_a_tool_is_described_by_name_description_and_parameters() -> None:
@@ -176,6 +207,37 @@ def test_arguments_are_copied_from_the_question_of_a_tiny_model(selecting: Serve
     assert selected(ToolSelector("embedding", ranker, "free")) is WEATHER
     served.parameters = 200_000_000
     assert selected(ToolSelector("embedding", ranker, "auto")) is WEATHER
+
+
+@pytest.mark.slow
+def test_where_no_tool_is_near_an_open_one_leaves_the_model_free(selecting: Server) -> None:
+    served, selector = ServedModel(selecting.engine, "pebble"), ToolSelector("embedding", ToolRanker(WordEmbedder()))
+
+    def selected(question: str, *tools: ToolSpec) -> tuple[ToolSpec, ...] | None:
+        said = [{"role": "user", "content": question}]
+        return selecting.on_loop(selector.select(served, said, tools))
+
+    assert selected("What do 31 and 19 make together?", *TOOLS, MATHS) is None
+    assert selected("What do 31 and 19 make together?", *TOOLS) == ()
+    assert selected("Evaluate: does maths exactly, the expression 31 and 19", *TOOLS, MATHS) == (MATHS,)  # not held
+    (near,) = selected("the rectangle area of width 3 and height 4", *TOOLS, MATHS) or ()
+    assert near.name == RECTANGLE.name
+
+
+@pytest.mark.slow
+def test_with_a_calculator_the_bundled_model_writes_the_expression(tmp_path: Path) -> None:
+    offered = (WEATHER, ToolSpec(calculator.name, calculator.description, calculator.parameters))
+    body = {"model": "default", "temperature": 0, "tools": [
+        {"type": "function", "function": {"name": each.name, "description": each.description,
+                                          "parameters": each.parameters}} for each in offered
+    ]}  # fmt: skip
+    with serving(PEBBLE, tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+        for question, right in (("What is 17 plus 25?", 42), ("the sum of 64 and 4", 68)):
+            said = [{"role": "user", "content": question}]
+            reply = http.post("/v1/chat/completions", json={**body, "messages": said})
+            (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] == "calculator"
+            assert calculate(json.loads(call["function"]["arguments"])["expression"]).number == right, reply.text
 
 
 @pytest.mark.slow
