@@ -147,9 +147,9 @@ def required_numbers(tool: ToolSpec) -> int:
     return sum(parameters.get(name, {}).get("type") in ("integer", "number") for name in wanted)
 
 
-def is_open(tool: ToolSpec, question: str) -> bool:
+def is_open(tool: ToolSpec, said: str) -> bool:
     """Returns whether a tool may be for a question that it is not near to: all that it requires is a text that is
-    written for it, such as a query; or an expression, and the question has a number."""
+    written for it, such as a query; or an expression, and `said` in the chat is a number."""
     parameters = _parameters(tool)
     required = (tool.parameters or {}).get("required", list(parameters))
     if not isinstance(required, list) or len(required) != 1 or str(required[0]) not in parameters:
@@ -158,7 +158,7 @@ def is_open(tool: ToolSpec, question: str) -> bool:
     words = {*spoken(name).lower().split()}
     if parameters[name].get("type") != "string" or (words.isdisjoint(_WRITTEN) and words != {"code"}):
         return False
-    return words.isdisjoint(_EXPRESSIONS) or _NUMBER.search(question) is not None
+    return words.isdisjoint(_EXPRESSIONS) or _NUMBER.search(said) is not None
 
 
 def _parameters(tool: ToolSpec) -> Mapping[str, Mapping[str, Any]]:  # Any: JSON
@@ -212,8 +212,9 @@ class ToolSelector:
         *earlier, question = [str(each.get("content") or "") for each in messages if each["role"] == "user"]
         asked = resolve(question, [(text, "") for text in earlier]).text
         best = (await asyncio.to_thread(self.ranker.rank, asked, tools))[0]
+        said = "\n".join(str(each.get("content") or "") for each in messages)
         if best.probability < FITS:
-            return None if any(is_open(tool, asked) for tool in tools) else ()
-        if is_open(best.tool, asked) or not self.copies(served):
+            return None if any(is_open(tool, said) for tool in tools) else ()
+        if is_open(best.tool, said) or not self.copies(served):
             return (best.tool,)
         return (held_to_question(best.tool, question),)
