@@ -164,8 +164,8 @@ class AnswerSettings(BaseModel):
     tool_selection: Literal["auto", "embedding", "model"] = setting(
         "auto",
         "how [a tool is chosen](tools.md#choosing-a-tool) where `tool_choice` is `auto`: by embedding, or by the model",
-        more="`embedding` has the model call the tool that fits the question best, and none where none fits, unless one "
-        "is a calculator, a search or the like; `auto` does so for models of less than 100 million weights",
+        more="`embedding` has the model call the tool that fits the question best, and none where none fits, unless "
+        "one is a calculator, a search or the like; `auto` does so for models of less than 100 million weights",
         accepts="auto, embedding or model",
     )
     tool_arguments: Literal["auto", "copied", "free"] = setting(
