@@ -27,7 +27,7 @@ from reasoning.candidate import Candidate, CandidateChosen, CandidateDone, Candi
 from reasoning.self_consistency import SelfConsistencyOptions, leader, self_consistency, vote_of
 from reasoning.strategy import Context, Event, Spent, StrategyQuota
 from reasoning.thinking import Markers, Piece
-from reasoning.verify import Confidence, Judge, read_labels
+from reasoning.verify import Confidence, Judge, ValueVerifier, read_labels
 
 SEED = Sampling(temperature=1.0, seed=4)
 
@@ -94,6 +94,9 @@ async def test_the_value_head_chooses(model: Path, tmp_path: Path) -> None:
         prompt = engine.tokenizer.encode("<think>", special=True)
         async with await engine.open([*prompt, *left]) as seq:
             assert await seq.value() == pytest.approx(chosen.score, abs=1e-5)
+        async with await engine.open(prompt, deadline_s=0.01) as late:
+            await asyncio.sleep(0.05)
+            assert await ValueVerifier().score(Candidate(0, (), ()), late) == 0.0
         options = SelfConsistencyOptions(n=3, compare="text", weight="value")
         events, _, _ = await run(engine, self_consistency, ctx, options)
         assert any(isinstance(event, CandidateChosen) for event in events)
