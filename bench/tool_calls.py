@@ -37,9 +37,9 @@ from engine.tool_parsers import Bodies, ParsedCall, ToolChoice, ToolSpec, choose
 from reasoning.evaluate.measure import wilson
 from retrieval.embedding import SentenceEmbedder
 from tests.engine.structured_output import bfcl
+from training import evaluate
 from training.abilities import ABILITIES
 from training.conversation import Case, ModelReply, SpokenCall
-from training.evaluate import SEED, judged
 
 PEBBLE = Path(__file__).parent.parent / "models" / "pebble"
 FILES = ("simple_python", "live_simple", "multiple", "parallel", "irrelevance")
@@ -308,17 +308,16 @@ SERVED = (
     "arithmetic through the calculator", "one of 1 to 8 unseen tools", "no tool fits", "several calls in one turn",
     "a tool's error is repaired", "thinks, calls a tool, answers", "questions about tables, in SQL",
 )  # fmt: skip
-MAX_TURNS = 4
 
 
 async def turns(http: httpx.AsyncClient, case: Case) -> list[ModelReply]:
     """Returns what a server says to a case of `training.abilities`, whose tools answer its calls."""
     messages, said = case.prompt.as_json(), list[ModelReply]()
-    while len(said) < MAX_TURNS:
+    while len(said) < evaluate.MAX_TURNS:
         asked = {"model": "default", "messages": messages, "tools": case.prompt.tools, "temperature": 0}
         if case.prompt.enable_thinking is False:
             asked["reasoning_effort"] = "none"
-        reply = await http.post("/v1/chat/completions", json={**asked, "max_tokens": 768})
+        reply = await http.post("/v1/chat/completions", json={**asked, "max_tokens": evaluate.MAX_TOKENS})
         (choice,) = reply.raise_for_status().json()["choices"]
         message, ended = choice["message"], choice["finish_reason"] != "length"
         called = [each["function"] for each in message.get("tool_calls") or []]
@@ -343,8 +342,10 @@ async def measure_served(url: str, limit: int) -> None:
 
     async with httpx.AsyncClient(base_url=url, timeout=300) as http:
         for ability in (each for each in ABILITIES if each.name in SERVED):
-            cases = ability.cases(random.Random(f"{SEED}-{ability.name}"), limit)
-            verdicts = [judged(*each) for each in zip(cases, await asyncio.gather(*map(asked, cases)), strict=True)]
+            cases = ability.cases(random.Random(f"{evaluate.SEED}-{ability.name}"), limit)
+            verdicts = [
+                evaluate.judged(*each) for each in zip(cases, await asyncio.gather(*map(asked, cases)), strict=True)
+            ]
             for name in dict.fromkeys(name for verdict in verdicts for name in verdict):
                 outcomes = [verdict[name] for verdict in verdicts if isinstance(verdict.get(name), bool)]
                 n, right_ones = len(outcomes), sum(map(bool, outcomes))
@@ -375,7 +376,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=PEBBLE)
     parser.add_argument("--questions", type=int, default=1000, help="of each file, at most")
     parser.add_argument("--selection", action="store_true", help="measure the choice of a tool by embedding instead")
-    parser.add_argument("--served", metavar="URL", help="measure a server of the bundled model instead")
+    parser.add_argument(
+        "--served", metavar="URL", help="measure a server of the bundled model instead, 300 cases at most"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     if options.served:

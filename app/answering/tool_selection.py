@@ -54,8 +54,8 @@ _HINTS = (
     ),
     (re.compile(r"https?://"), "fetch a web page by its URL"),
 )
-# Words in names of parameters whose texts are written for a call, rather than copied from the question: of calculators,
-# and of others.
+# Words in the names of parameters whose text is written for the call, not copied from the question: those of
+# calculators, then all.
 _EXPRESSIONS = frozenset({"calculation", "equation", "expr", "expression", "formula", "input", "statement"})
 _WRITTEN = _EXPRESSIONS | {"program", "query", "question", "script", "search", "sql"}
 
@@ -148,8 +148,8 @@ def required_numbers(tool: ToolSpec) -> int:
 
 
 def is_open(tool: ToolSpec, said: str) -> bool:
-    """Returns whether a tool may be for a question that it is not near to: all that it requires is a text that is
-    written for it, such as a query; or an expression, and `said` in the chat is a number."""
+    """Returns whether a tool may answer a question that it is not near to: all that it requires is one text that is
+    written for the call, such as a query. An expression counts where the text of the chat, `said`, has a number."""
     parameters = _parameters(tool)
     required = (tool.parameters or {}).get("required", list(parameters))
     if not isinstance(required, list) or len(required) != 1 or str(required[0]) not in parameters:
