@@ -29,6 +29,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 Messages = list[dict[str, Any]]  # as chat completions take them
 
 
+class Refused(BadSetting):
+    """A server's error, with its code."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(_message(body))
+        self.code = _error(body).get("code")
+
+
 class ChatBackend(Protocol):
     """The side that answers."""
 
@@ -72,13 +80,13 @@ class RemoteChat:
         body = {"model": self.name, "messages": messages, "stream": True}
         async with self._client.stream("POST", "/v1/chat/completions", json=body) as reply:
             if reply.status_code != 200:
-                raise BadSetting(_message(await reply.aread()))
+                raise Refused(await reply.aread())
             async for line in reply.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
                 chunk = json.loads(line[6:])
                 if "error" in chunk:
-                    raise BadSetting(chunk["error"]["message"])
+                    raise Refused(line[6:].encode())
                 for choice in chunk["choices"]:
                     if text := choice["delta"].get("reasoning_content"):
                         yield "thinking", text
@@ -208,7 +216,8 @@ def _turn(
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print(" [stopped]", style="dim", markup=False)
     except Exception as error:
-        console.print(f"\n{error}", style="red", markup=False)
+        full = messages and getattr(error, "code", None) == "context_length_exceeded"
+        console.print(f"\n{error}{' /new starts over.' if full else ''}", style="red", markup=False)
     if text := "".join(answer):
         messages[:] = [*asked, {"role": "assistant", "content": text}]
 
@@ -234,8 +243,12 @@ async def _print_answer(console: Console, partner: ChatBackend, messages: Messag
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _message(body: bytes) -> str:
+def _error(body: bytes) -> dict[str, Any]:
     try:
-        return str(json.loads(body)["error"]["message"])
+        return dict(json.loads(body)["error"])
     except (ValueError, LookupError, TypeError):
-        return body.decode(errors="replace")[:300]
+        return {}
+
+
+def _message(body: bytes) -> str:
+    return str(_error(body).get("message") or body.decode(errors="replace")[:300])

@@ -7,6 +7,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -442,21 +443,33 @@ def test_a_question_with_images_to_a_model_that_reads_text_is_not_kept(http: htt
 def test_the_terminal_shows_images_with_the_first_question(
     seer: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = iter(["What is it?", "And now?", "/exit"])
-    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
-    asked: list[Any] = []
+    asked, answered = list[Any](), list[str]()
     answer = RemoteChat.answer
 
-    def recorded(self: RemoteChat, messages: Any) -> Any:
+    async def recorded(self: RemoteChat, messages: Any) -> Any:
         asked.append(messages)
-        return answer(self, messages)
+        async with aclosing(answer(self, messages)) as pieces:
+            async for part, text in pieces:
+                yield part, text
+                if part == "answer" and text:
+                    answered.append(text)
+                    break  # a random model may write until its context is full
+
+    def lines() -> Iterator[str]:
+        while not answered:  # its first token may end the answer
+            yield "What is it?"
+        yield "And now?"
+        yield "/exit"
 
     monkeypatch.setattr(RemoteChat, "answer", recorded)
+    inputs = lines()
+    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(inputs))
     file = tmp_path / "a.png"
     file.write_bytes(PNG)
     converse(seer.url, None, None, [file])
     assert "accepted" not in capsys.readouterr().out
-    assert [[part["type"] for part in each[-1]["content"]] for each in asked[:1]] == [["image_url", "text"]]
-    assert len(asked) == 2 and asked[1][0] == asked[0][0] and asked[1][-1]["content"] == "And now?"
+    (*firsts, last), first = asked, asked[0]
+    assert [part["type"] for part in first[-1]["content"]] == ["image_url", "text"] and all(x == first for x in firsts)
+    assert last[:-2] == first and last[-2]["role"] == "assistant" and last[-1]["content"] == "And now?"
     with pytest.raises(BadSetting, match="cannot be read"):
         image_parts([tmp_path / "none.png"])
