@@ -101,10 +101,11 @@ def three(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lis
 
 
 def where_more_is_cached(routed: Routed, before: dict[str, int]) -> str:
-    """Waits until the router knows more blocks than `before` of one replica; returns its address."""
+    """Waits until the router knows a prompt's blocks more than `before` of one replica; returns its address. The few
+    blocks of the answer before, or of its next turn, may come late from another."""
 
     def grown() -> list[str]:
-        return [url for url, each in routed.replicas().items() if each["cached_blocks"] > before[url]]
+        return [url for url, each in routed.replicas().items() if each["cached_blocks"] >= before[url] + 8]
 
     until(lambda: bool(grown()))
     (found,) = grown()
@@ -122,7 +123,6 @@ def test_a_conversation_goes_back_to_where_its_beginning_is(three: list[tuple[Se
         talks = [f"{name} " * 40 for name in ("red", "green", "blue", "black", "white", "grey")]
         seen = dict[str, str]()
         for talk in talks:
-            before = {url: server.stats().prefix_hit_tokens for url, server in servers.items()}
             blocks = {url: each["cached_blocks"] for url, each in routed.replicas().items()}
             assert chat(routed.http, talk).status_code == 200
             seen[talk] = where_more_is_cached(routed, blocks)
