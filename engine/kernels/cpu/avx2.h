@@ -174,13 +174,12 @@ inline void transpose16(Ints (&r)[16]) {
   for (int i = 0; i < 16; ++i) r[i] = {parts[0][i / 8][i % 8], parts[1][i / 8][i % 8]};
 }
 
-inline __m256 dot_pairs(__m256 sum, __m256i x, __m256i y) {
-  const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000));
-  const auto first = [](__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); };
-  const auto second = [&](__m256i pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, upper)); };
-  return _mm256_fmadd_ps(second(x), second(y), _mm256_fmadd_ps(first(x), first(y), sum));
+inline __m256 first_of(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 second_of(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000))));
 }
-inline Floats dot_pairs(Floats sum, Ints x, Ints y) { return {dot_pairs(sum.a, x.a, y.a), dot_pairs(sum.b, x.b, y.b)}; }
+inline Floats first_of(Ints pairs) { return {first_of(pairs.a), first_of(pairs.b)}; }
+inline Floats second_of(Ints pairs) { return {second_of(pairs.a), second_of(pairs.b)}; }
 
 // Sums of two products of bytes are 16 bits wide: codes of 4 bits fit, and of 8 bits where they are signed, as the product
 // of a magnitude and a sign.

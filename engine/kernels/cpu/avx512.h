@@ -121,16 +121,10 @@ inline void transpose16(Ints (&r)[16]) {
   }
 }
 
-// sum + the products of 16 pairs of bfloat16.
-inline Floats dot_pairs(Floats sum, Ints x, Ints y) {
-#ifdef __AVX512BF16__
-  return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
-#else
-  const Ints upper = splat_int(static_cast<int32_t>(0xffff0000));
-  const auto first = [](Ints pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); };
-  const auto second = [&](Ints pairs) { return _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)); };
-  return fmadd(second(x), second(y), fmadd(first(x), first(y), sum));
-#endif
+// The first and the second of each pair of bfloat16.
+inline Floats first_of(Ints pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline Floats second_of(Ints pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, splat_int(static_cast<int32_t>(0xffff0000))));
 }
 
 // sum + for each lane the products of its four bytes: unsigned in `codes`, signed in x.

@@ -25,6 +25,15 @@ using bf16 = uint16_t;
 
 namespace ponder {
 
+// sum + the products of 16 pairs of bfloat16.
+inline Floats dot_pairs(Floats sum, Ints x, Ints y) {
+#ifdef __AVX512BF16__
+  return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
+#else
+  return fmadd(second_of(x), second_of(y), fmadd(first_of(x), first_of(y), sum));
+#endif
+}
+
 // 2 ** x, relative error under 4e-6 (a polynomial of degree 4 on [-0.5, 0.5]), for results that bfloat16 holds. Below the
 // normal numbers it is 0, also for -inf: a result that is less than normal takes the processor more than a hundred cycles.
 inline Floats exp2_16(Floats x) {

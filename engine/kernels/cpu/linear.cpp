@@ -87,7 +87,7 @@ void few(const Work& work, int64_t first, int64_t last) {
 }
 
 // One block of columns for the tokens from `from` to `to`: 32 tokens at a time.
-void many(const Work& work, int64_t block, int64_t from, int64_t to, int& configured) {
+void block_of(const Work& work, int64_t block, int64_t from, int64_t to, int& configured) {
   const bf16* panel = static_cast<const bf16*>(work.weight.tiles) + block * work.steps * 1024;
   const int64_t tile_row = work.steps * kTileElements;
   alignas(64) float sums[32 * 32];
@@ -128,6 +128,11 @@ void many(const Work& work, int64_t block, int64_t from, int64_t to, int& config
   }
 }
 
+// Blocks [first, last) of columns for the tokens from `from` to `to`.
+void many(const Work& work, int64_t first, int64_t last, int64_t from, int64_t to, int& configured) {
+  for (int64_t block = first; block < last; ++block) block_of(work, block, from, to, configured);
+}
+
 #else
 
 // Half a tile of rows at a time against as many blocks of columns as leave the accumulators in registers.
@@ -152,8 +157,45 @@ void few(const Work& work, int64_t first, int64_t last) {
   for (; block < last; ++block) halves<1>(work, block, 0, work.tokens);
 }
 
-void many(const Work& work, int64_t block, int64_t from, int64_t to, int&) { halves<1>(work, block, from, to); }
+#ifdef __AVX512F__
 
+void many(const Work& work, int64_t first, int64_t last, int64_t from, int64_t to, int&) {
+  for (int64_t block = first; block < last; ++block) halves<1>(work, block, from, to);
+}
+
+#else
+
+// A few groups of tokens at a time are widened, for all blocks, and stay in a core's second cache.
+void many(const Work& work, int64_t first, int64_t last, int64_t from, int64_t to, int&) {
+  constexpr int64_t kGroups = 4;
+  static thread_local std::vector<float> wide;
+  const int64_t group_size = work.steps * 32 * kWideRows;
+  if (static_cast<int64_t>(wide.size()) < kGroups * group_size) wide.resize(kGroups * group_size);
+  alignas(64) float sums[kGroups][kWideRows * 32];
+  for (int64_t begin = from; begin < to; begin += kGroups * kWideRows) {
+    const int64_t count = std::min(kGroups * kWideRows, to - begin), groups = (count + kWideRows - 1) / kWideRows;
+    const auto start = [&](int64_t group) { return count * group / groups; };
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t row = start(group); row < start(group + 1); ++row)
+        for (int64_t column = 0; column < work.steps * 32; column += 16)
+          store(wide.data() + group * group_size + column * kWideRows + (row - start(group)) * 16,
+                load16(work.packed + packed_at(begin + row, work.steps, column)));
+    for (int64_t block = first; block < last; ++block) {
+      const bf16* panel = static_cast<const bf16*>(work.weight.tiles) + block * work.steps * 1024;
+      std::memset(sums, 0, sizeof sums);
+      for (int64_t step = 0; step < work.steps; step += kWideSteps)
+        for (int64_t group = 0; group < groups; ++group)
+          multiply_wide(wide.data() + group * group_size + step * 32 * kWideRows,
+                        static_cast<int>(start(group + 1) - start(group)), panel + step * 1024,
+                        std::min(kWideSteps, work.steps - step), sums[group]);
+      for (int64_t group = 0; group < groups; ++group)
+        put(sums[group], static_cast<int>(start(group + 1) - start(group)), begin + start(group), block, work.weight, work.to,
+            true);
+    }
+  }
+}
+
+#endif
 #endif
 
 // Adds the updates of one token to its sums; `row` is room for its (in,) activations. Each sum is made of the token alone.
@@ -286,9 +328,11 @@ void linear(const bf16* packed, int64_t tokens, const Weight& weight, const Dest
     int configured = -1;
     before_tiles();
     for (int64_t first; (first = next.fetch_add(share)) < all;)
-      for (int64_t index = first; index < std::min(first + share, all); ++index) {
-        const int64_t from = index / work.blocks * chunk;
-        many(work, index % work.blocks, from, std::min(from + chunk, tokens), configured);
+      for (int64_t index = first, last = std::min(first + share, all); index < last;) {
+        const int64_t from = index / work.blocks * chunk, block = index % work.blocks;
+        const int64_t blocks = std::min(last - index, work.blocks - block);
+        many(work, block, block + blocks, from, std::min(from + chunk, tokens), configured);
+        index += blocks;
       }
     release_tiles();
     finish_streams();

@@ -171,16 +171,16 @@ inline void transpose16(Ints (&r)[16]) {
       }
 }
 
-// sum + the products of 16 pairs of bfloat16.
-inline Floats dot_pairs(Floats sum, Ints x, Ints y) {
-  const auto product = [](float32x4_t sum, int32x4_t x, int32x4_t y) {
-    const auto first = [](int32x4_t pairs) { return vreinterpretq_f32_s32(vshlq_n_s32(pairs, 16)); };
-    const auto second = [](int32x4_t pairs) {
-      return vreinterpretq_f32_s32(vandq_s32(pairs, vdupq_n_s32(static_cast<int32_t>(0xffff0000))));
-    };
-    return vfmaq_f32(vfmaq_f32(sum, first(x), first(y)), second(x), second(y));
+// The first and the second of each pair of bfloat16.
+inline Floats first_of(Ints pairs) {
+  const auto first = [](int32x4_t pairs) { return vreinterpretq_f32_s32(vshlq_n_s32(pairs, 16)); };
+  return {first(pairs.v[0]), first(pairs.v[1]), first(pairs.v[2]), first(pairs.v[3])};
+}
+inline Floats second_of(Ints pairs) {
+  const auto second = [](int32x4_t pairs) {
+    return vreinterpretq_f32_s32(vandq_s32(pairs, vdupq_n_s32(static_cast<int32_t>(0xffff0000))));
   };
-  return floats_of(product, sum, x, y);
+  return {second(pairs.v[0]), second(pairs.v[1]), second(pairs.v[2]), second(pairs.v[3])};
 }
 
 // sum + for each lane the products of its four bytes: unsigned in `codes`, signed in x. Codes of 8 bits are made signed.

@@ -77,6 +77,46 @@ inline void multiply_pairs(const bf16* packed, int rows, const bf16* panel, int6
 #endif
 }
 
+#ifndef __AVX512F__
+// Up to kWideRows rows as float32, [columns / 16][kWideRows][16], times a block of 32 columns, added to sums[row][32] with
+// the bits of multiply_pairs. Without an instruction for pairs that one widens its rows for every block again, which takes
+// as long as their products.
+constexpr int kWideRows = 5;
+constexpr int64_t kWideSteps = 8;  // whose weights, 16 KB, stay in the first cache for some groups of rows
+
+template <int kRows>
+inline void multiply_wide_some(const float* rows, const bf16* panel, int64_t steps, float* sums) {
+  for (int half = 0; half < 2; ++half) {
+    Floats all[kRows];
+    for (int row = 0; row < kRows; ++row) all[row] = load(sums + row * 32 + half * 16);
+    const float* x = rows;
+    for (int64_t step = 0; step < steps; ++step)
+#pragma GCC unroll 2
+      for (int part = 0; part < 2; ++part, x += kWideRows * 16)
+#pragma GCC unroll 8
+        for (int pair = 0; pair < 8; ++pair) {
+          const Ints weights = load_ints(panel + step * 1024 + half * 512 + part * 256 + pair * 32);
+          const Floats first = first_of(weights), second = second_of(weights);
+#pragma GCC unroll 5
+          for (int row = 0; row < kRows; ++row) all[row] = fmadd(splat(x[row * 16 + pair * 2]), first, all[row]);
+#pragma GCC unroll 5
+          for (int row = 0; row < kRows; ++row) all[row] = fmadd(splat(x[row * 16 + pair * 2 + 1]), second, all[row]);
+        }
+    for (int row = 0; row < kRows; ++row) store(sums + row * 32 + half * 16, all[row]);
+  }
+}
+
+inline void multiply_wide(const float* rows, int count, const bf16* panel, int64_t steps, float* sums) {
+  switch (count) {
+    case 1: return multiply_wide_some<1>(rows, panel, steps, sums);
+    case 2: return multiply_wide_some<2>(rows, panel, steps, sums);
+    case 3: return multiply_wide_some<3>(rows, panel, steps, sums);
+    case 4: return multiply_wide_some<4>(rows, panel, steps, sums);
+    default: multiply_wide_some<5>(rows, panel, steps, sums);
+  }
+}
+#endif
+
 // 16 rows, `stride` elements apart, times `steps` tiles of 16 columns: sums[row][16], of which `columns` are needed.
 inline void multiply_rows(const bf16* rows, int64_t stride, const bf16* tiles, int64_t steps, [[maybe_unused]] int columns,
                           float* sums) {
