@@ -91,12 +91,16 @@ async def _rendered(state: State, user: str, chat_id: str) -> tuple[str, str]:
     if row["leaf_id"] is None:
         raise ApiError(409, "Nothing was said in this chat yet; accepted: a chat with a question.", code="chat_empty")
     chat = await shared_chat(store, user, chat_id)
-    shown = SharedChat(chat.title, chat.begun, [_public(turn) for turn in chat.turns])
-    text = await asyncio.to_thread(page, shown)
-    if len(text) > MAX_PAGE:
-        message = f"The chat's page has {len(text):,} characters; accepted: at most {MAX_PAGE:,}."
+    least = sum(len(turn.content) for turn in chat.turns)
+    text = await asyncio.to_thread(_public_page, chat) if least <= MAX_PAGE else ""
+    if (least := max(least, len(text))) > MAX_PAGE:
+        message = f"The chat's page has at least {least:,} characters; accepted: at most {MAX_PAGE:,}."
         raise ApiError(413, message, code="chat_too_long")
     return chat.title, text
+
+
+def _public_page(chat: SharedChat) -> str:
+    return page(replace(chat, turns=[_public(turn) for turn in chat.turns]))
 
 
 def _public(turn: SharedTurn) -> SharedTurn:

@@ -9,6 +9,7 @@ lists.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -65,10 +66,9 @@ async def shared_chat(store: Store, user: str, chat_id: str) -> SharedChat:
         NotThere: the user has no such chat.
     """
     chat, messages = await store.chats.whole(user, chat_id)
-    turns = []
-    for message in Tree(messages).branch(chat["leaf_id"]):
-        events = [] if message["run_id"] is None else await store.runs.events(message["run_id"])
-        turns.append(_turn_of(message, events))
+    shown = await asyncio.to_thread(lambda: Tree(messages).branch(chat["leaf_id"]))  # of thousands, perhaps
+    events = {each["run_id"]: await store.runs.events(each["run_id"]) for each in shown if each["run_id"] is not None}
+    turns = await asyncio.to_thread(lambda: [_turn_of(each, events.get(each["run_id"], ())) for each in shown])
     return SharedChat(chat["title"] or "Untitled chat", datetime.fromtimestamp(chat["created_at"], UTC), turns)
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import json
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
@@ -325,14 +325,14 @@ ExportParams = Annotated[ExportQuery, Depends(QueryParams(ExportQuery))]
 
 @exchange_router.get("/chats/export")
 async def export_all(user: User, state: AppState) -> Response:
-    return attached_json(await state.store.exchange.export(user), "ponder-chats")
+    return await attached_json(await state.store.exchange.export(user), "ponder-chats")
 
 
 @exchange_router.get("/chats/{chat_id}/export")
 async def export_one(user: User, state: AppState, chat_id: str, given: ExportParams) -> Response:
     store = state.store
     if given.format == "json":
-        return attached_json(await store.exchange.export(user, chat_id), "ponder-chat")
+        return await attached_json(await store.exchange.export(user, chat_id), "ponder-chat")
     write, media_type, end = _FORMS[given.format]
     chat = await shared_chat(store, user, chat_id)
     text = await asyncio.to_thread(write, chat)
@@ -354,9 +354,13 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
     return {"chat_ids": made.new, "known": [{"position": at, "chat_id": id} for at, id in made.known.items()]}
 
 
-def attached_json(export: dict[str, Any], name: str) -> Response:
-    """Returns JSON as a file of this name."""
-    return JSONResponse(export, headers=attachment(f"{name}.json", "chat.json"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+async def attached_json(export: dict[str, Any], name: str) -> Response:
+    """Returns JSON as a file of this name. Encodes it step by step in a thread, as chats may have many megabytes."""
+    body = await asyncio.to_thread(lambda: "".join(_ENCODER.iterencode(export)).encode())
+    return Response(body, media_type="application/json", headers=attachment(f"{name}.json", "chat.json"))
 
 
 def _export_name(title: str) -> str:

@@ -73,7 +73,7 @@ async def memory(user: User, state: AppState) -> dict[str, Any]:
 
 @router.get("/memory/export")
 async def export_memory(user: User, state: AppState) -> Any:  # a file
-    return attached_json({"notes": await state.store.memory.of(user)}, "ponder-memory")
+    return await attached_json({"notes": await state.store.memory.of(user)}, "ponder-memory")
 
 
 @router.patch("/memory")

@@ -315,8 +315,11 @@ def _digest(said: Sequence[Row]) -> str:
     """Returns a digest of what makes messages the same, whatever their ids are."""
     places = {message["id"]: at for at, message in enumerate(said)}
     same = ("role", "content", "thinking", "steps", "images", "files", "created_at")
-    values = [(places.get(each["parent_id"]), *(each[name] for name in same)) for each in said]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for each in said:  # one by one: encoding all at once keeps the interpreter from others
+        values = (places.get(each["parent_id"]), *(each[name] for name in same))
+        digest.update(json.dumps(values, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _folder(db: Connection, user: str, name: str) -> str:

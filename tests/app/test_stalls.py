@@ -228,6 +228,20 @@ def exported(chats: int, messages: int) -> bytes:
     return json.dumps({"format": "ponder.chats", "version": 1, "chats": [{**chat, "messages": told}] * chats}).encode()
 
 
+@pytest.mark.parametrize("messages", ["long", "many"])
+def test_a_large_chat_is_read_while_nobody_waits(probed: Probed, baseline_s: float, messages: str) -> None:
+    long = exported(1, 3).replace(b'"a"', b'"' + b"one two, " * 1_150_000 + b'"')
+    body = long if messages == "long" else exported(1, 7_000)
+    json_body = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=probed.url, headers=probed.mallory, timeout=120) as http:
+        made = http.post("/api/chats/import", content=body, headers=json_body).json()
+    chat = f"/api/chats/{(made['chat_ids'] or [made['known'][0]['chat_id']])[0]}"
+    for path in (chat, f"{chat}/export", f"{chat}/export?format=markdown", "/api/chats/export"):
+        hold(probed, baseline_s, f"{path}, {messages} messages", functools.partial(httpx.Client.get, url=path))
+    share = functools.partial(httpx.Client.post, url=f"{chat}/share", content=b"{}", headers=json_body)
+    hold(probed, baseline_s, f"share, {messages} messages", share)
+
+
 def routes_of(probed: Probed) -> list[str]:
     paths = httpx.get(f"{probed.url}/openapi.json", headers=probed.ana, timeout=60).json()["paths"]
     return sorted(f"{method.upper()} {path}" for path, methods in paths.items() for method in methods)
