@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(cpu.library() is None, reason=f"no kernels in C+
 
 WIDE = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 160, "vocab_size": 389}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # Any: arguments of untyped configuration classes
-    "qwen3": ("qwen3", {"intermediate_size": 544}),  # more columns than are multiplied at a time on AVX2
+    "qwen3": ("qwen3", {}),
     "llama_biased": ("llama_biased", {}),
     "one_kv_head_each": ("llama_tied", {}),
     "many_heads_on_one": ("llama", {"num_attention_heads": 20, "num_key_value_heads": 1, "hidden_size": 160}),
@@ -157,6 +157,18 @@ def test_a_rows_product_has_the_same_bits_among_any_number_of_rows(out: int, wid
     alone = torch.cat([layer(row[None]) for row in x])
     for rows in (*range(2, 35), 70):
         assert torch.equal(layer(x[:rows]), alone[:rows]), rows
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_rows_product_has_the_same_bits_past_what_the_cache_holds() -> None:
+    """A thread's share of the columns goes over from one part of the rows to the next."""
+    library = cpu.library()
+    assert library is not None
+    torch.manual_seed(2)
+    layer, x = TiledWeight(library, torch.randn(1056, 4096).bfloat16()), torch.randn(400, 4096).bfloat16()
+    found = layer(x)
+    for at in (*range(0, 400, 9), 191, 192, 399):
+        assert torch.equal(found[at], layer(x[at : at + 1])[0]), at
 
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
