@@ -118,21 +118,29 @@ class Trial:
         (folder / "data/plugins/calculate.py").write_text(PLUGIN.format(path=str(self.written)), "utf-8")
         self.nursery = Nursery(folder)
         self.before: list[Asked] = []
+        self.whole_s: float | None = None  # what runs take here that are not killed
 
     def fault(self, what: str) -> None:
         self.faults.append(what)
 
     def round(self) -> None:
-        """A server's life: it is asked for what the last one left, answers new questions, and is killed."""
+        """A server's life: it is asked for what the last one left, answers new questions, and is killed. The first one
+        is killed when its runs have ended, the others at any moment until some time after that."""
         pid, url = self.nursery.start()
         with httpx.Client(base_url=url, timeout=30) as http:
             for asked in self.before:
                 self.judge(http, asked)
             self.before = [self.question(http) for _ in range(AT_ONCE)]
         readers = [threading.Thread(target=asked.ask, args=(url,)) for asked in self.before]
+        began = time.monotonic()
         for reader in readers:
             reader.start()
-        time.sleep(self.random.uniform(0.0, 1.6))
+        if self.whole_s is None:
+            for reader in readers:
+                reader.join(60)
+            self.whole_s = time.monotonic() - began
+        else:
+            time.sleep(self.random.uniform(0.0, 1.2 * self.whole_s))
         os.kill(pid, signal.SIGKILL)
         for reader in readers:
             reader.join(30)
@@ -206,7 +214,9 @@ def trial(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     made.nursery.close()
     writes = made.lines()
     same = asyncio.run(_replayed(sorted(folder.glob("run_*.jsonl"))))
-    return {**made.counts, "writes": len(writes), "replayed": same, "faults": made.faults[:20]}
+    assert made.whole_s is not None
+    whole_s = round(made.whole_s, 2)
+    return {**made.counts, "writes": len(writes), "replayed": same, "whole_s": whole_s, "faults": made.faults[:20]}
 
 
 async def _replayed(files: list[Path]) -> dict[str, int]:
