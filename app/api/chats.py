@@ -9,11 +9,12 @@ import asyncio
 import importlib.metadata
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app.api.chat_export import POLICY, SharedChat, markdown, page, shared_chat
@@ -357,10 +358,20 @@ async def import_chats(user: User, state: AppState, wanted: ImportBody) -> dict[
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
+_PIECE = 1 << 18  # bytes; what a connection has no room for is moved in memory at each write
+
+
 async def attached_json(export: dict[str, Any], name: str) -> Response:
-    """Returns JSON as a file of this name. Encodes it step by step in a thread, as chats may have many megabytes."""
+    """Returns JSON as a file of this name. Encodes it step by step in a thread, as chats may have many megabytes, and
+    sends it in pieces."""
     body = await asyncio.to_thread(lambda: "".join(_ENCODER.iterencode(export)).encode())
-    return Response(body, media_type="application/json", headers=attachment(f"{name}.json", "chat.json"))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), _PIECE):
+            yield body[at : at + _PIECE]
+
+    headers = {**attachment(f"{name}.json", "chat.json"), "Content-Length": str(len(body))}
+    return StreamingResponse(pieces(), media_type="application/json", headers=headers)
 
 
 def _export_name(title: str) -> str:

@@ -236,7 +236,7 @@ def test_a_large_chat_is_read_while_nobody_waits(probed: Probed, baseline_s: flo
     with httpx.Client(base_url=probed.url, headers=probed.mallory, timeout=120) as http:
         made = http.post("/api/chats/import", content=body, headers=json_body).json()
     chat = f"/api/chats/{(made['chat_ids'] or [made['known'][0]['chat_id']])[0]}"
-    for path in (chat, f"{chat}/export", f"{chat}/export?format=markdown", "/api/chats/export"):
+    for path in (f"{chat}/export", f"{chat}/export?format=markdown", "/api/chats/export"):
         hold(probed, baseline_s, f"{path}, {messages} messages", functools.partial(httpx.Client.get, url=path))
     share = functools.partial(httpx.Client.post, url=f"{chat}/share", content=b"{}", headers=json_body)
     hold(probed, baseline_s, f"share, {messages} messages", share)
