@@ -175,22 +175,21 @@ void many(const Work& work, int64_t first, int64_t last, int64_t from, int64_t t
   for (int64_t begin = from; begin < to; begin += kGroups * kWideRows) {
     const int64_t count = std::min(kGroups * kWideRows, to - begin), groups = (count + kWideRows - 1) / kWideRows;
     const auto start = [&](int64_t group) { return count * group / groups; };
+    const auto rows = [&](int64_t group) { return static_cast<int>(start(group + 1) - start(group)); };
     for (int64_t group = 0; group < groups; ++group)
-      for (int64_t row = start(group); row < start(group + 1); ++row)
+      for (int row = 0; row < rows(group); ++row)
         for (int64_t column = 0; column < work.steps * 32; column += 16)
-          store(wide.data() + group * group_size + column * kWideRows + (row - start(group)) * 16,
-                load16(work.packed + packed_at(begin + row, work.steps, column)));
+          store(wide.data() + group * group_size + column * kWideRows + row * 16,
+                load16(work.packed + packed_at(begin + start(group) + row, work.steps, column)));
     for (int64_t block = first; block < last; ++block) {
       const bf16* panel = static_cast<const bf16*>(work.weight.tiles) + block * work.steps * 1024;
       std::memset(sums, 0, sizeof sums);
       for (int64_t step = 0; step < work.steps; step += kWideSteps)
         for (int64_t group = 0; group < groups; ++group)
-          multiply_wide(wide.data() + group * group_size + step * 32 * kWideRows,
-                        static_cast<int>(start(group + 1) - start(group)), panel + step * 1024,
+          multiply_wide(wide.data() + group * group_size + step * 32 * kWideRows, rows(group), panel + step * 1024,
                         std::min(kWideSteps, work.steps - step), sums[group]);
       for (int64_t group = 0; group < groups; ++group)
-        put(sums[group], static_cast<int>(start(group + 1) - start(group)), begin + start(group), block, work.weight, work.to,
-            true);
+        put(sums[group], rows(group), begin + start(group), block, work.weight, work.to, true);
     }
   }
 }
