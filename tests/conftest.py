@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interpreted import replace_the_language_once, sum_products_in_doubles
+from tests.interpreted import replace_the_language_once, share_what_shapes_are, sum_products_in_doubles
 from tests.tiny import write_checkpoint
 
 if not torch.cuda.is_available():
@@ -20,7 +21,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if importlib.util.find_spec("triton") is not None:
         replace_the_language_once()
+        share_what_shapes_are()
         sum_products_in_doubles()
+
+if importlib.util.find_spec("httpx") is not None:
+    # Each client reads all certificates that it would trust, which takes longer than most requests here.
+    from httpx._transports import default as httpx_transports
+
+    setattr(httpx_transports, "create_ssl_context", functools.cache(httpx_transports.create_ssl_context))  # noqa: B010
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell starts what it leaves in the background; programs under test would inherit it, and ignore Ctrl-C.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,51 @@ def replace_the_language_once() -> None:
         return patch(fn)
 
     interpreter._patch_lang = once
+
+
+def share_what_shapes_are() -> None:
+    """Let blocks of one shape share what is made of it, and NumPy's types be looked up once.
+
+    The interpreter makes a new type for whatever a kernel computes: that is a third of what kernels take there.
+    """
+    import numpy as np
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter, "_get_np_dtype") or not hasattr(core, "_unwrap_shape"):  # another version of Triton
+        return
+    dtype_of: Callable[[Any], Any] = functools.cache(interpreter._get_np_dtype)
+    make_type: Callable[[Any, Any, Any], None] = core.block_type.__init__
+    make_tensor: Callable[[Any, Any, Any], None] = core.tensor.__init__
+    types: dict[tuple[int, ...], tuple[Any, Any, str]] = {}  # shape, number of elements and name by sizes
+    tensors: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def np_dtype(dtype: Any) -> Any:
+        scalar = dtype.element_ty if isinstance(dtype, core.block_type) else dtype
+        return np.dtype(np.uint64) if isinstance(scalar, core.pointer_type) else dtype_of(scalar)
+
+    def type_init(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(each.value if isinstance(each, core.constexpr) else each for each in shape)
+        if (known := types.get(sizes)) is None:
+            make_type(self, element_ty, shape)
+            types[sizes] = (self.shape, self.numel, str(self.shape))
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel, text = known
+        self.name = f"<{text}, {element_ty}>"
+
+    def tensor_init(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape) if type.is_block() else ()
+        if (known := tensors.get(sizes)) is None:
+            make_tensor(self, handle, type)
+            tensors[sizes] = (self.shape, self.numel)
+            return
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = known
+
+    interpreter._get_np_dtype = np_dtype
+    core.block_type.__init__ = type_init
+    core.tensor.__init__ = tensor_init
 
 
 def sum_products_in_doubles() -> None:

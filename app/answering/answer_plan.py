@@ -5,6 +5,7 @@ Every API turns its requests into plans; `app.answering.answer_pipeline` makes t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from app.answering.next_turn import Render
 from app.answering.reasoning_config import AnswerGenerator, ReasoningConfig
 from app.answering.served_model import ServedModel
 from app.errors import ApiError, invalid
+from app.request_body import is_large
 from engine.params import ChunkSpans, RemotePrefill, Sampling, Span, StreamingWindow
 from engine.structured_output.matcher import CompileTimeout, ConstraintRefused
-from engine.tool_parsers import Named, ToolChoice, ToolPlan, ToolSpec
+from engine.tool_parsers import Named, ToolChoice, ToolParser, ToolPlan, ToolSpec
 from reasoning.agent import NEVER, Agent, Limits, Style, Tools
 from reasoning.dialogue import after_calls
 from reasoning.strategy import ContextDocument, Event, SearchSource
@@ -186,7 +188,7 @@ async def plan_calls(
             "unsupported_parameter",
         )  # fmt: skip
     try:
-        plan = served.tool_parser.plan(tools, chosen, parallel)
+        plan = await _plan(served.tool_parser, tools, chosen, parallel)
         await served.engine.compile(plan.body, tenant=user)
         return plan
     except CompileTimeout as late:
@@ -198,19 +200,30 @@ async def plan_calls(
         if isinstance(chosen, Named) and tool.name != chosen.name:
             continue
         try:
-            await served.engine.compile(served.tool_parser.plan([tool], Named(tool.name)).body, tenant=user)
+            one = await _plan(served.tool_parser, [tool], Named(tool.name))
+            await served.engine.compile(one.body, tenant=user)
         except ConstraintRefused as refusal:
             if tool.strict or isinstance(refusal, CompileTimeout):
                 raise constraint_error(f"tools[{at}].function.parameters", refusal) from None
             loose.add(tool.name)
     if not loose:
         raise constraint_error("tools", whole) from None
-    plan = served.tool_parser.plan(tools, chosen, parallel, frozenset(loose))
+    plan = await _plan(served.tool_parser, tools, chosen, parallel, frozenset(loose))
     try:
         await served.engine.compile(plan.body, tenant=user)
     except ConstraintRefused as refusal:
         raise constraint_error("tools", refusal) from None
     return plan
+
+
+async def _plan(
+    parser: ToolParser, tools: Sequence[ToolSpec], chosen: ToolChoice, parallel: bool = True,
+    loose: frozenset[str] = frozenset(),
+) -> ToolPlan:  # fmt: skip
+    """Returns the parser's plan; made in a thread where the schemas are large, so that nobody waits for it."""
+    if is_large([tool.parameters for tool in tools]):
+        return await asyncio.to_thread(parser.plan, tools, chosen, parallel, loose)
+    return parser.plan(tools, chosen, parallel, loose)
 
 
 async def select_call(
@@ -239,7 +252,8 @@ async def plan_held(
     `plan_calls`."""
     if served.tool_parser is not None and any(tool not in given for tool in held):
         try:
-            await served.engine.compile(served.tool_parser.plan(held, chosen, parallel).body, tenant=user)
+            narrower = await _plan(served.tool_parser, held, chosen, parallel)
+            await served.engine.compile(narrower.body, tenant=user)
         except ConstraintRefused:
             names = {tool.name for tool in held}
             held = [tool for tool in given if tool.name in names]

@@ -116,7 +116,7 @@ def test_every_way_of_running_gives_the_answer_of_a_fresh_single_run(
 
 async def test_the_pool_was_small_enough_to_preempt(any_model: Path) -> None:
     """The fuzz above means what it says: with its smallest pool, sequences do lose their K/V and still agree."""
-    config = EngineConfig(str(any_model), dtype="float32", block_size=4, kv_blocks=28, prefix_cache=False)
+    config = EngineConfig(str(any_model), dtype="float32", block_size=4, kv_blocks=20, prefix_cache=False)
     span = Span(GREEDY, max_tokens=60, ignore_eos=True)  # so long that they run together, whenever each begins
     async with await Engine.start(config) as engine:
         opened = [await engine.open(prompt(i, 10)) for i in range(3)]
