@@ -25,9 +25,16 @@ TINY = ModelConfig(
 )
 
 
+FILES = 90
+
+
+def reads_little() -> bool:
+    return len(prose._files()) == FILES
+
+
 def read_little(patch: pytest.MonkeyPatch) -> None:
     """A few modules of the standard library are prose enough: all of it is read for some seconds, in each process."""
-    files = prose._files()[:90]
+    files = prose._files()[:FILES]
     patch.setattr(prose, "_files", lambda: files)
     patch.setattr(prose, "vocabulary", lambda: ("apples", "carrying", "closely", "painted", "window", "harbour"))
     _forget()

@@ -104,6 +104,7 @@ PARTS: list[tuple[str, str, Callable[[ModelSpec], dict[str, Any]]]] = [
     ("gemma4", "scales of layers", lambda spec: {"layer_scales": False}),
     ("gemma4_moe", "factors of experts", of_experts(weight_scales=False)),
 ]
+FAR = {"chunks", "growing queries"}  # which nothing shows of in the first tokens
 
 
 @pytest.mark.slow
@@ -112,8 +113,9 @@ def test_each_part_counts(made: tuple[str, Path, Any]) -> None:
     parts = [(part, change) for family, part, change in PARTS if family == made[0]]
     assert parts
     for part, change in parts:
-        found = Stepper(on_triton(made[1], change), prompts()[2:], seed=1).run(150)[0]
-        assert apart(found, made[2][2]) > VISIBLE, part
+        which = 2 if part in FAR else 1
+        found = Stepper(on_triton(made[1], change), [prompts()[which]], seed=1).run(150)[0]
+        assert apart(found, made[2][which]) > VISIBLE, part
 
 
 @pytest.mark.slow
