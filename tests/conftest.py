@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interpreted import replace_the_language_once, share_what_shapes_are, sum_products_in_doubles
+from tests import interpreted
 from tests.tiny import write_checkpoint
 
 if not torch.cuda.is_available():
     # Read when a kernel is first imported: without a GPU the tests run kernels in Triton's interpreter.
     os.environ.setdefault("TRITON_INTERPRET", "1")
     if importlib.util.find_spec("triton") is not None:
-        replace_the_language_once()
-        share_what_shapes_are()
-        sum_products_in_doubles()
+        interpreted.replace_the_language_once()
+        interpreted.share_what_shapes_are()
+        interpreted.sum_products_in_doubles()
+        interpreted.check_overflow(False)  # but in the kernels' own tests
 
 if importlib.util.find_spec("httpx") is not None:
     # Each client reads all certificates that it would trust, which takes longer than most requests here.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 # Any, throughout: Triton's interpreter is untyped.
@@ -39,6 +40,7 @@ def share_what_shapes_are() -> None:
     """
     import numpy as np
     from triton.language import core
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     if not hasattr(interpreter, "_get_np_dtype") or not hasattr(core, "_unwrap_shape"):  # another version of Triton
@@ -72,9 +74,27 @@ def share_what_shapes_are() -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = known
 
+    broadcast: Callable[[Any, Any, Any], Any] = TritonSemantic.broadcast_impl_value
+
+    def broadcast_value(self: Any, lhs: Any, rhs: Any) -> Any:
+        shape = lhs.type.shape if lhs.type.is_block() else None
+        if shape is not None and rhs.type.is_block() and rhs.type.shape is shape:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    TritonSemantic.broadcast_impl_value = broadcast_value
     interpreter._get_np_dtype = np_dtype
     core.block_type.__init__ = type_init
     core.tensor.__init__ = tensor_init
+
+
+def check_overflow(wanted: bool) -> None:
+    """Sets whether sums and products of integers are held to their bits. That computes each again in 64 bits."""
+    from triton.runtime import interpreter
+
+    builder = getattr(interpreter, "interpreter_builder", None)
+    if builder is not None and hasattr(builder, "options"):
+        builder.options = replace(builder.options, sanitize_overflow=wanted)
 
 
 def sum_products_in_doubles() -> None:
