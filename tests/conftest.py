@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +29,10 @@ if not torch.cuda.is_available():
 
 if importlib.util.find_spec("httpx") is not None:
     # Each client reads all certificates that it would trust, which takes longer than most requests here.
+    from httpx import _config
     from httpx._transports import default as httpx_transports
 
-    setattr(httpx_transports, "create_ssl_context", functools.cache(httpx_transports.create_ssl_context))  # noqa: B010
+    vars(httpx_transports)["create_ssl_context"] = functools.cache(_config.create_ssl_context)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell starts what it leaves in the background; programs under test would inherit it, and ignore Ctrl-C.
@@ -92,6 +95,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
     return bool(SLOW_FILE.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+def pytest_configure() -> None:
+    """Sets when the minutes of this run are over, for all of its processes, where PONDER_TEST_MINUTES bounds them."""
+    if minutes := os.environ.get("PONDER_TEST_MINUTES"):
+        os.environ.setdefault("PONDER_TEST_END", str(time.time() + 60 * float(minutes)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips slow tests once the minutes of this run are over: a run that is cut off would report nothing at all."""
+    end = os.environ.get("PONDER_TEST_END")
+    if end is not None and time.time() > float(end) and item.get_closest_marker("slow"):
+        pytest.skip(f"not run: PONDER_TEST_MINUTES={os.environ['PONDER_TEST_MINUTES']} were over")
+
+
+def pytest_collection_finish() -> None:
+    """Spares collections of garbage the thousands of tests, which stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config import LOCAL_USER, Settings
@@ -22,7 +23,7 @@ from app.openai.event_stream import EventStream
 from app.server import create_app
 from engine import Engine, EngineConfig, Span
 from retrieval import Library
-from tests.app.conftest import Server, all_is_back
+from tests.app.conftest import DTYPE, Server, all_is_back
 from tests.retrieval.words import WordEmbedder
 
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -59,7 +60,8 @@ def test_metrics_count_what_happens(http: httpx.Client, server: Server, nothing_
     assert grown("ponder_slo_requests_total", "endpoint=chat,result=met") == 1
     assert [after["ponder_kv_blocks", f"state=adapter_{use}"] for use in ("pinned", "used", "idle")] == [0, 0, 0]
     sizes = [after["ponder_kv_bytes", f"state={state}"] for state in ("used", "cached", "free")]
-    assert sum(sizes) == 600 * 16 * 2 * 1 * 16 * 4  # blocks of 16 tokens; K and V of one layer and head, in float32
+    number_bytes = getattr(torch, DTYPE).itemsize
+    assert sum(sizes) == 600 * 16 * 2 * 1 * 16 * number_bytes  # blocks of 16 tokens; K and V of one layer and head
     assert after["ponder_backlog_answers", ""] == 0 and after["ponder_expected_wait_seconds", ""] == 0
     assert after["process_resident_memory_bytes", ""] > 1 << 20 and after["process_open_fds", ""] > 0
     assert ("ponder_cost_per_million_tokens", "") not in after, "no price is known"

@@ -16,7 +16,7 @@ from app.answering.served_model import ServedModel
 from app.cli.main import cli
 from app.runs.trace import BadTrace, ReplayDoubts, Replayed, Trace, doubts, lines, recorded_sampling, replay
 from engine import Engine, EngineConfig, Sampling, Span
-from tests.app.conftest import PEBBLE, Server
+from tests.app.conftest import DTYPE, PEBBLE, Server, serving
 from tests.app.library import error
 from tests.app.runs.test_runs import events
 from tests.app.runs.test_tool_runs import CALCULATOR, http, log_of, plugin, start, there
@@ -29,7 +29,7 @@ __all__ = ["http", "plugin"]  # fixtures
 @pytest.fixture
 def as_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands compute with the numerics of these tests' servers."""
-    for name, value in (("DEVICE", "cpu"), ("DTYPE", "float32"), ("THREADS", "1")):
+    for name, value in (("DEVICE", "cpu"), ("DTYPE", DTYPE), ("THREADS", "1")):
         monkeypatch.setenv(f"PONDER_{name}", value)
 
 
@@ -132,15 +132,17 @@ def test_a_trace_says_with_what_its_tokens_were_computed(http: httpx.Client, peb
 
 @pytest.mark.usefixtures("as_the_server")
 def test_the_command_refuses_what_it_cannot_make_the_same_and_warns_where_it_may_differ(
-    http: httpx.Client, pebble: Server, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    model, file = pebble.engine.model_path, tmp_path / "run.jsonl"
-    recipe = recipe_of(http)
-    numerics = recipe["numerics"]
+    """In float32 on torch, where what else runs changes a token's bits."""
+    monkeypatch.setenv("PONDER_DTYPE", "float32")
+    with serving(PEBBLE, tmp_path / "data", dtype="float32") as server, httpx.Client(base_url=server.url) as http:
+        recipe = recipe_of(http)
+    file, numerics = tmp_path / "run.jsonl", recipe["numerics"]
 
     def replayed(*options: str, **changed: Any) -> tuple[int, str]:
         file.write_text(json.dumps({**recipe, **changed}), "utf-8")
-        ended = CliRunner().invoke(cli, ["replay", str(file), "--model", str(model), *options])
+        ended = CliRunner().invoke(cli, ["replay", str(file), "--model", str(PEBBLE), *options])
         return ended.exit_code, ended.output
 
     code, said = replayed()

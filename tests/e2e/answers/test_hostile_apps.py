@@ -60,7 +60,7 @@ def test_an_app_gets_out_of_its_frame_no_more_than_an_artifact(
 ) -> None:
     seen = Seen()
     card = shown(stage, fake, away, ARTIFACTS[way], seen)
-    if way == "downloads" or way.startswith("moving itself"):  # before its own document was loaded: the browser's page of errors is there
+    if way == "downloads" or way.startswith("moving itself"):  # the browser's page of errors is in its place
         expect(card.locator("iframe").content_frame.locator("#main-frame-error")).to_be_attached()
     elif way == "refreshing elsewhere":
         expect(card.get_by_role("alert")).to_have_text("The app left its page, and was closed.")

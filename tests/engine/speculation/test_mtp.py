@@ -41,12 +41,15 @@ class Oracle:
     model: Any
     layer: Any
     parts: dict[str, Tensor]
+    read: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # the model's states of a text
 
     @torch.no_grad()
     def logits(self, text: Sequence[int], draft: Sequence[int] = (), missing: Collection[int] = ()) -> Tensor:
         """Returns the logits after a draft that follows `text`. The states before the tokens at `missing` are zero."""
         embed, eps = self.model.get_input_embeddings(), self.model.config.rms_norm_eps
-        states = self.model.model(torch.tensor([text])).last_hidden_state[0, :-1]
+        if (known := self.read.get(tuple(text))) is None:
+            known = self.read[tuple(text)] = self.model.model(torch.tensor([text])).last_hidden_state[0, :-1]
+        states = known.clone()
         states[[at - 1 for at in missing if at < len(text)]] = 0
 
         def norm(x: Tensor, name: str) -> Tensor:
