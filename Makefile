@@ -28,7 +28,8 @@ serve: setup
 
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# What takes seven minutes on two cores; `make test-all` runs what is marked slow, too.
+# What takes seven minutes on two cores; `make test-all` runs what is marked slow, too, of which TEST_MINUTES=60 begins
+# none after an hour.
 test: setup
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 

@@ -98,16 +98,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_configure() -> None:
-    """Sets when the minutes of this run are over, for all of its processes, where PONDER_TEST_MINUTES bounds them."""
-    if minutes := os.environ.get("PONDER_TEST_MINUTES"):
-        os.environ.setdefault("PONDER_TEST_END", str(time.time() + 60 * float(minutes)))
+    """Sets when the minutes of this run are over, for all of its processes, where TEST_MINUTES bounds them."""
+    if minutes := os.environ.get("TEST_MINUTES"):
+        os.environ.setdefault("TEST_END", str(time.time() + 60 * float(minutes)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips slow tests once the minutes of this run are over: a run that is cut off would report nothing at all."""
-    end = os.environ.get("PONDER_TEST_END")
+    end = os.environ.get("TEST_END")
     if end is not None and time.time() > float(end) and item.get_closest_marker("slow"):
-        pytest.skip(f"not run: PONDER_TEST_MINUTES={os.environ['PONDER_TEST_MINUTES']} were over")
+        pytest.skip(f"not run: TEST_MINUTES={os.environ['TEST_MINUTES']} were over")
 
 
 def pytest_collection_finish() -> None:
