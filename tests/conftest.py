@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
         interpreted.replace_the_language_once()
         interpreted.share_what_shapes_are()
         interpreted.sum_products_in_doubles()
-        interpreted.check_overflow(False)  # but in the kernels' own tests
+        interpreted.check_overflow_at_once()
 
 if importlib.util.find_spec("httpx") is not None:
     # Each client reads all certificates that it would trust, which takes longer than most requests here.
