@@ -49,7 +49,7 @@ def test_nothing_gets_out_of_the_frame(stage: Page, fake: FakeServer, away: Away
     if way in LEAVES:  # the browser's page of errors is in its place
         expect(panel.locator("iframe").content_frame.locator("#main-frame-error")).to_be_attached()
     elif file.name.endswith(".svg"):
-        stage.wait_for_timeout(500)
+        stage.wait_for_load_state("networkidle")
     else:
         inside = panel.locator("iframe").content_frame.locator("html")
         expect(inside).to_have_attribute("data-done", "yes")
