@@ -26,7 +26,8 @@ $(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard requirements/
 serve: setup
 	@$(BIN)/ponder serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the environment says: asserts of all files would be rewritten each time, by each process.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # What takes seven minutes on two cores; `make test-all` runs what is marked slow, too, of which TEST_MINUTES=60 begins
 # none after an hour.
