@@ -63,6 +63,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ponder")
 
 
+def _generative(served: ServedModel) -> AnswerWay:
+    return GENERATIVE
+
+
 def recover_runs(events: Sequence[LoggedEvent], error: str) -> RunAnswer:
     """The answer as far as it was logged, as failed with `error`."""
     content, thinking, recorder = list[str](), list[str](), StepRecorder()
@@ -116,14 +120,14 @@ class Runs:
         tool_service: ToolService,
         limits: Limits,
         *,
-        way: Callable[[ServedModel], AnswerWay] = lambda served: GENERATIVE,
+        way: Callable[[ServedModel], AnswerWay] = _generative,
         tool_selector: ToolSelector | None = None,
         titles: TitleWriter | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         """`served` is the default model; `thoughts` is the visibility of an answer's thinking. `way` tells how a model
-        answers from documents. `tool_selector` chooses tools for small models. `titles` writes the titles of chats.
-        `cluster`: the other servers of the database."""
+        answers from documents, and is called for questions about them alone. `tool_selector` chooses tools for small
+        models. `titles` writes the titles of chats. `cluster`: the other servers of the database."""
         self._cluster = cluster
         self._remote = None if cluster is None else RemoteRuns(cluster, store.runs, RESTARTED)
         self._titles = titles
@@ -232,7 +236,7 @@ class Runs:
                 run_id, self._store.runs, on_taken=lambda: self._taken(run),
                 publish=_to_nobody if self._cluster is None else self._cluster.streams.publish,
             ), self._meter.watch("runs"), on_end=ended,
-            way=GENERATIVE if ask.auto is not None or remote else self._way(served),
+            way=_generative if ask.auto is not None or remote else self._way,
             tool_selector=self._tool_selector,
         )  # fmt: skip
         # Known before the store knows it: an id found there is found here.

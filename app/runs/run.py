@@ -112,10 +112,10 @@ class Run:
         watch: RequestWatch,
         on_end: Callable[[RunAnswer], None],
         *,
-        way: AnswerWay = GENERATIVE,
+        way: Callable[[ServedModel], AnswerWay] = lambda served: GENERATIVE,
         tool_selector: ToolSelector | None = None,
     ) -> None:
-        """`way`: to answer from documents. `tool_selector` chooses tools for small models."""
+        """`way` tells how a model answers from documents. `tool_selector` chooses tools for small models."""
         self.id = id
         self.chat_id = chat_id
         self.user = user
@@ -213,14 +213,14 @@ class Run:
             self._research = DocumentResearch(
                 self._library, self._served, ask.user, history.question,
                 None if ask.collections is None else among_of(ask.collections), files=files,
-                writes=self._way.kind == "generative", earlier=history.turns, tools=self.tools,
+                writes=self._way(self._served).kind == "generative", earlier=history.turns, tools=self.tools,
             )  # fmt: skip
         elif (ask.collections is not None or files) and not is_small_talk(history.question):
             among = frozenset[int]() if ask.collections is None else among_of(ask.collections)
             with tracing.span("retrieval"):
                 # Tools are for a model to call, and a strategy over documents is for it to write by.
                 writes = self.tools is not None or ask.reasoning_config.reads_documents
-                way = GENERATIVE if writes else self._way
+                way = GENERATIVE if writes else self._way(self._served)
                 found = await retrieve_context(
                     self._library, self._served, ask.user, history.question, history.turns, among, files=files, way=way,
                     about_files=history.asks_files,

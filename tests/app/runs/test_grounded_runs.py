@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.answering.served_model import ServedModel
 from app.runs import rag
 from app.runs.rag import REFUSAL, CheckedAnswer, RetrievedContext
 from retrieval import PromptSource
@@ -101,6 +102,24 @@ def test_a_follow_up_is_searched_for_with_what_it_leaves_out(ana: httpx.Client) 
         answers.append(of_type(log, "answer.done")[0]["text"])
     assert "1822" in answers[0] and "nine wheels" in answers[1]
     assert "mill" in of_type(log, "citation.sources")[0]["questions"][0]
+
+
+def test_a_model_is_not_measured_before_it_is_asked_about_documents(
+    shelf: Server, ana: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def way(served: ServedModel) -> rag.AnswerWay:
+        asked.append(served.name)
+        return rag.GENERATIVE
+
+    monkeypatch.setattr(shelf.app.state.ponder.runs, "_way", way)
+    upload(ana, DAM)
+    answered(ana, "when was the dam of Orsk finished?", None)
+    answered(ana, "Thanks!")
+    assert asked == []
+    answered(ana, "when was the dam of Orsk finished?")
+    assert asked == ["tiny"]
 
 
 def test_thanks_are_not_searched_for(ana: httpx.Client) -> None:
