@@ -13,6 +13,8 @@ from engine.config import MAX_DRAFT
 from engine.errors import InvalidParameter
 from engine.structured_output.layout import Constrained
 
+MAX_TOP_K = 2**31 - 1  # it is compared in tensors
+
 
 def _check(ok: bool, name: str, value: object, accepted: str) -> None:
     if not ok:
@@ -43,7 +45,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _check(0.0 <= self.temperature <= 100.0, "temperature", self.temperature, "0 (greedy) to 100")
-        _check(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
+        _check(0 <= self.top_k <= MAX_TOP_K, "top_k", self.top_k, f"0 (off), or 1 to {MAX_TOP_K}")
         _check(0.0 < self.top_p <= 1.0, "top_p", self.top_p, "greater than 0, at most 1")
         _check(0.0 <= self.min_p < 1.0, "min_p", self.min_p, "0 to less than 1")
         _check(

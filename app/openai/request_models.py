@@ -29,7 +29,7 @@ from app.errors import invalid
 from app.openai.chat_messages import turns
 from app.openai.kv_transfer import KVTransferField
 from app.openai.speculation import PREDICTION, PredictionFields, SpeculationField
-from engine.params import MAX_PATTERN_SIZE, MAX_REPETITIONS, RepetitionDetection, Sampling, Span
+from engine.params import MAX_PATTERN_SIZE, MAX_REPETITIONS, MAX_TOP_K, RepetitionDetection, Sampling, Span
 
 MAX_N = 128
 MAX_STOPS = 4
@@ -95,7 +95,7 @@ class SamplingRequest(BaseModel):
     max_tokens: OutputTokens = None
     temperature: Temperature = None
     top_p: TopP = None
-    top_k: int | None = Field(None, ge=-1, description="an integer: 0 or -1 (off), or 1 and more")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description=f"an integer: 0 or -1 (off), or 1 to {MAX_TOP_K}")
     min_p: MinP = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0

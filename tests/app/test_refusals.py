@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from app.anthropic.request_models import MessagesRequest
 from app.openai.request_models import ChatRequest, CompletionRequest
 from app.request_body import CHAT_REFUSED, COMPLETION_REFUSED, NO_EFFECT
 from tests.app.conftest import Server
@@ -50,6 +52,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"top_p": 0}, "top_p", "greater than 0"),
     ({"top_p": 1.5}, "top_p", "at most 1"),
     ({"top_k": -2}, "top_k", "off"),
+    ({"top_k": 2**63}, "top_k", "2147483647"),
     ({"min_p": 1}, "min_p", "less than 1"),
     ({"n": 0}, "n", "1 to 128"),
     ({"n": 1000}, "n", "128"),
@@ -261,6 +264,29 @@ def test_neutral_values_of_refused_fields_are_accepted(http: httpx.Client) -> No
 def test_unknown_paths_and_methods_answer_in_the_same_shape(http: httpx.Client) -> None:
     for reply, status in ((http.get("/v1/nothing"), 404), (http.get(CHAT), 405), (http.get("/api/nothing"), 404)):
         assert reply.status_code == status and reply.json()["error"]["message"]
+
+
+EXTREMES = (2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64, 10**30, -1, -(2**63) - 1, 0.5, 5e-324, 1e308)
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "good"),
+    [
+        (CHAT, ChatRequest, GOOD),
+        ("/v1/completions", CompletionRequest, {"model": "tiny", "prompt": "hi", "max_tokens": 2}),
+        ("/v1/messages", MessagesRequest, GOOD),
+    ],
+    ids=["chat", "completions", "messages"],
+)
+def test_no_number_makes_the_server_fail(http: httpx.Client, path: str, schema: Any, good: dict[str, Any]) -> None:
+    """One that no tensor holds stops the engine, and with it everybody's answers."""
+    accepted = set[str]()
+    for name, value in itertools.product(schema.model_fields, EXTREMES):
+        body = {**good, name: {"5": value} if name == "logit_bias" else value}
+        reply = http.post(path, json=body)
+        assert reply.status_code in (200, 400, 404, 408), (reply.status_code, reply.text, body)
+        accepted |= {name} if reply.status_code == 200 else set()
+    assert {"temperature", "top_k", "top_p"} <= accepted
 
 
 _json = st.recursive(
