@@ -143,7 +143,8 @@ class SandboxedCompile:
             case signal.SIGALRM:
                 return CompileTimeout(f"compiling it takes longer than {self._deadline_s:g} s")
             case signal.SIGSEGV | signal.SIGBUS:
-                return ConstraintRefused(["the compiler overflowed its stack on it: too deeply nested"])
+                reason = "the compiler overflowed its stack on it: too deeply nested, or an integer of 64 bits"
+                return ConstraintRefused([reason])
             case signal.SIGABRT:
                 return ConstraintRefused([f"compiling it takes more than {self._memory_bytes >> 20} MiB of memory"])
         return CompileTimeout(f"the process that compiled it was ended by {signal.Signals(number).name}")

@@ -245,6 +245,7 @@ MAX_BRANCHES = 64  # of an anyOf
 MAX_MULTIPLIED = 12  # branches in all, where some are multiplied with something
 _PLAIN_REMAINDERS = 100  # of a multipleOf
 MAX_ITEMS = 16  # of a prefixItems
+MAX_INTEGER = 2**53  # llguidance overflows the stack on integers from -2**63 + 1 downwards
 MAX_DEPTH = 64
 MAX_REPEATS = 2_000  # characters of all expressions that count, with the counts written out
 FORMAT = 10  # characters that a format counts for
@@ -327,6 +328,8 @@ def _expressions(source: str) -> int | None:
                 length += _repeats(pattern) if isinstance(pattern, str) else 0
             length += FORMAT * isinstance(part.get("format"), str)
             todo.extend((each, depth + 1) for each in part.values())
+        elif isinstance(part, (int, float)) and not abs(part) <= MAX_INTEGER:
+            return None
     if multiplied and (branches > MAX_MULTIPLIED or "Ref" in source or "$ref" in source):
         return None
     return length

@@ -264,6 +264,8 @@ BOMBS: dict[str, Constraint] = {
     "deep": spec.JsonSchema.of(deep(200)),
     "recursive": spec.JsonSchema.of({"type": "array", "items": {"$ref": "#"}}),
     "huge enum": spec.JsonSchema.of({"enum": [f"value number {i}" for i in range(100_000)]}),
+    "least integer": spec.JsonSchema.of({"type": "integer", "const": -(2**63)}),
+    "least integers": spec.JsonSchema.of({"type": ["integer", "null"], "enum": [None, 1, -(10**30)]}),
     "catastrophic": spec.Regex(r"((a+)+)+b"),
     "counts": spec.Regex(r"((a{1,100}){1,100}){1,100}"),
     "long count": spec.Regex(r"[a-z]{0,10000}"),

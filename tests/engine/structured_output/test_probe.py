@@ -26,7 +26,10 @@ from tests.engine.structured_output.sources import SIZES, accepts, small, vocabu
 from tests.engine.structured_output.test_guidance import BOMBS
 
 PATIENCE = 60.0  # seconds until a test that hangs fails
-CRASHES = ("rules in a row", "rules that are others", "terminals in a row", "nested rules in a row")
+CRASHES = (
+    "rules in a row", "rules that are others", "terminals in a row", "nested rules in a row", "least integer",
+    "least integers",
+)  # fmt: skip
 SLOW = spec.Grammar("start: " + " ".join(f'"a{i}"' for i in range(60_000)))
 LARGE = spec.Regex("|".join(f"a{i}" for i in range(100_000)))
 TRIED = spec.Grammar('start: "a" start "b" | "c"')
