@@ -60,10 +60,10 @@ gpu:
 	$$python -m bench.gpu --minutes 9.3 --taken $$(($$(date +%s) - began)) $(GPU_ARGS) || status=1; exit $$status
 
 # Compiles every Triton kernel for the GPUs of three generations, none of which need be here; then whatever the engine
-# launches, by the way that it is launched.
+# launches, by the way that it is launched, beside it.
 kernels: setup
-	@$(BIN)/python -m engine.kernels.ahead
-	@$(BIN)/python -m tests.engine.kernels.dry
+	@$(BIN)/python -m tests.engine.kernels.dry & dry=$$!; \
+	$(BIN)/python -m engine.kernels.ahead; status=$$?; wait $$dry && exit $$status
 
 train: setup
 	$(BIN)/python -m training --device $(DEVICE)
