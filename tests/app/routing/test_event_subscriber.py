@@ -91,11 +91,12 @@ async def test_what_cannot_be_replayed_is_counted_and_what_was_known_before_forg
 async def test_a_gap_without_a_replay_socket_begins_from_nothing() -> None:
     config = KVEventsConfig(free_endpoint())
     publisher = KVEventPublisher(config, 2)
-    publisher.publish([None, FIRST])  # before anybody subscribed
-    async with following(config) as (subscriber, index):
+    publisher._number = 3  # of batches that were sent before anybody subscribed
+    async with asyncio.timeout(60), following(config) as (subscriber, index):
         while not subscriber.missed:
             publisher.publish([SECOND])
             await asyncio.sleep(0.02)
+        assert subscriber.missed >= 3
         assert known(index) == 0 and index.blocks("a") == 0
         publisher.publish([None, FIRST])
         await until(lambda: known(index) == 1)
