@@ -338,6 +338,7 @@ async def test_silence_is_not_waited_for_beyond_its_limit(engine: Engine) -> Non
         await run(engine, made(waits_forever), silent_s=0.05)
 
 
+@pytest.mark.slow
 async def test_five_hundred_cancels_of_all_strategies_leak_no_block(engine: Engine) -> None:
     strategies = Strategies()
     names = sorted(OPTIONS)

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.retrieval.crash import PLACES
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIALS = 56
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_goes_on_with_nothing_doubled_or_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.retrieval.crash", str(tmp_path), str(TRIALS), "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)

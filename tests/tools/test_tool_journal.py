@@ -164,6 +164,7 @@ def any_moment(root: Path) -> None:
     assert ends["ok"] > 0, f"some got through: {ends}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["any_line", "any_moment"])
 def test_killed_and_resumed_no_effect_happens_twice(tmp_path: Path, killed: str) -> None:
     # In a process of its own, without threads, so that its children can be forked: they start in a millisecond.

@@ -54,6 +54,7 @@ def test_json_has_a_line_for_each_pass(model: Path) -> None:
     assert all(each["text"].startswith("27+5 =") for each in passes)
 
 
+@pytest.mark.slow
 def test_control_characters_do_not_reach_a_terminal(model: Path) -> None:
     mine, theirs = os.openpty()
     text = "red\x1b[31m \x9b2J\x07_"  # what is given is shown again, as what is written

@@ -223,6 +223,7 @@ def test_a_newer_database_is_refused(newer: str, tmp_path: Path) -> None:
         open_database(tmp_path / "ponder.db", "chats", 5)
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_new_file_together_each_find_it_migrated(tmp_path: Path) -> None:
     """They also import nothing of Alembic's where the file is migrated already."""
     opens = (

@@ -68,6 +68,7 @@ def test_a_replica_alone_takes_as_long_as_its_steps() -> None:
     assert result.summary()["seconds"] == pytest.approx(5.0 + read + sum(write))
 
 
+@pytest.mark.slow
 def test_admission_refuses_what_would_wait_too_long() -> None:
     crowd = alone(1500, 0.01)
     config = replace(FLEET, replicas=1, engine=replace(ENGINE, max_waiting=5000))

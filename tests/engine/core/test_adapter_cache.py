@@ -255,6 +255,7 @@ def test_adapters_and_kv_share_the_pool_and_every_request_ends(
         bench.close()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(size=st.integers(2, 8), cold=st.integers(1, 3), lengths=st.lists(st.integers(3, 40), min_size=3, max_size=5))
 def test_a_wait_for_blocks_is_bounded_while_others_always_take_them(size: int, cold: int, lengths: list[int]) -> None:

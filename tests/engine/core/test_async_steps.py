@@ -137,6 +137,7 @@ def outputs(
     return told, runner.followed
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(spans(), st.integers(1, 9)), min_size=1, max_size=4),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -296,4 +297,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 CoreMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
-TestCore = CoreMachine.TestCase
+TestCore = pytest.mark.slow(CoreMachine.TestCase)

@@ -156,6 +156,7 @@ async def test_a_mixture_meets_on_one_replica(config: EngineConfig) -> None:
         assert await mixed(engine) == expected
 
 
+@pytest.mark.slow
 async def test_a_replica_that_ends_fails_its_requests_and_no_others(config: EngineConfig) -> None:
     """One of two replicas of two ranks each loses a rank."""
     span = replace(SPANS[0], max_tokens=200)

@@ -66,6 +66,7 @@ def test_without_a_device_shapes_go_by_rule() -> None:
     assert tune.main([]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [16, 64, 128])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_attentions_problems_run(rows: int, quantized: bool, device: str) -> None:

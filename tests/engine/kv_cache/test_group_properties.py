@@ -70,6 +70,6 @@ class TieredGroupMachine(TieredMachine):
 
 del CoreMachine, TieredMachine  # their own tests are elsewhere
 GroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
-TestGroups = GroupMachine.TestCase
+TestGroups = pytest.mark.slow(GroupMachine.TestCase)
 TieredGroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
 TestTieredGroups = pytest.mark.slow(TieredGroupMachine.TestCase)

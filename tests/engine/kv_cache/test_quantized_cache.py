@@ -108,6 +108,7 @@ def test_a_block_takes_the_memory_that_is_told() -> None:
         assert cache.block_nbytes == block_bytes(spec, SHAPE[2], torch.float32, coding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "kv_dtype"),
     [

@@ -80,6 +80,7 @@ def test_a_tree_has_the_logits_of_its_paths(checkpoint: Path, length: int) -> No
     assert_paths_alike(TreeSteps(made, length, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logits_are_those_of_torch(checkpoint: Path, dtype: torch.dtype) -> None:
     exact = Stepper(load(checkpoint, torch.float32, "torch"), prompts(), seed=1).run(CHUNK)

@@ -149,6 +149,7 @@ async def test_a_part_of_an_image_is_refused_where_its_tokens_attend_to_each_oth
         assert len(seq) == len(tokens) and (await seq.generate_all(SPAN)).token_ids == await answer(engine, tokens)
 
 
+@pytest.mark.slow
 async def test_preempted_and_mixed_sequences_answer_as_alone(name: str, path: Path) -> None:
     settings = {"kv_blocks": FAMILIES[name].few, "prefix_cache": False, "max_batch_tokens": 32}
     async with await Engine.start(config(path, **settings)) as engine:

@@ -73,6 +73,7 @@ async def test_ranks_write_the_tokens_of_one_device(
     assert not any(each.is_running() for each in ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"pipeline_parallel_size": 3}, {"prefill_context_parallel_size": 2}], ids=str)
 async def test_a_dead_rank_ends_its_requests_with_an_error_that_says_so(
     sizes: Mapping[str, int], config: EngineConfig

@@ -83,6 +83,7 @@ async def hold(plain: EngineConfig, drafting: EngineConfig) -> SpeculationStats:
     return found[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposer", ["suffix", "ngram", "draft", "medusa", "auto"])
 async def test_drafts_change_no_answer(
     proposer: str, wide_model: Path, smaller: Path, adapters: dict[str, str], tmp_path: Path

@@ -183,6 +183,7 @@ async def assert_same_answers(
     return stats.speculation, stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", get_args(LoopName))
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 0.9])
 async def test_tokens_are_those_of_a_run_without_drafts(wide_model: Path, loop: LoopName, wrong: float) -> None:

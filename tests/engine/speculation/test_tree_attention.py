@@ -27,6 +27,7 @@ def decoder(checkpoint: Path) -> Decoder:
     return load_decoder(checkpoint, dtype=torch.float32, kernels="torch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "block_size"), LENGTHS)
 def test_a_deterministic_tree_has_the_bits_of_its_paths(checkpoint: Path, length: int, block_size: int) -> None:
     made = load_decoder(checkpoint, dtype=torch.float32, kernels="torch", deterministic=True)

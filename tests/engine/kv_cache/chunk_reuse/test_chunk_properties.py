@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -121,5 +122,5 @@ class ChunkMachine(CoreMachine):
         self.start_span(sequence, count, False)
 
 
-TestChunks = ChunkMachine.TestCase
+TestChunks = pytest.mark.slow(ChunkMachine.TestCase)
 TestChunks.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)

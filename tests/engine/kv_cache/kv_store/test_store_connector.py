@@ -49,6 +49,7 @@ async def computed(engine: Engine) -> int:
     return (await engine.stats()).prompt_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "span",
     [SPAN, Span(Sampling(temperature=1.0, seed=5), max_tokens=12, ignore_eos=True)],

@@ -153,6 +153,7 @@ async def test_other_kernels_move_keys_alike(wide_model: Path, kernels: str) -> 
     assert len(near) >= 15 and max(near) < 0.1
 
 
+@pytest.mark.slow
 async def test_blocks_stay_constant_over_thousands_of_tokens(random_model: Path) -> None:
     async with await Engine.start(config_of(random_model)) as engine:
         async with await engine.open(prompt_of(5), streaming=WINDOW) as seq:

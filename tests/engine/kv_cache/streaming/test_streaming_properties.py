@@ -7,6 +7,7 @@ and its forks, alone: no digest names it, so nobody else finds it.
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -156,5 +157,5 @@ class StreamingMachine(CoreMachine):
             super().score(pick, candidates)
 
 
-TestStreaming = StreamingMachine.TestCase
+TestStreaming = pytest.mark.slow(StreamingMachine.TestCase)
 TestStreaming.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)

@@ -72,6 +72,7 @@ def test_a_deterministic_model_has_products_of_one_tile(tmp_path: Path, determin
     assert mixed and all(each._mix.keywords["invariant"] is deterministic for each in mixed)
 
 
+@pytest.mark.slow
 def test_each_part_of_the_routing_counts(model: tuple[str, torch.nn.Module], loaded: Decoder) -> None:
     """Drops each part of a family's routing in turn."""
     spec, x = loaded.spec, inputs(loaded.spec.hidden_size)

@@ -72,6 +72,7 @@ def test_qwen2_vectors(qwen2: tuple[tokenizers.Tokenizer, Tokenizer]) -> None:
     assert [qwen2[1].encode(text) for text in inputs] == [[int(id) for id in line.split()] for line in lines]
 
 
+@pytest.mark.slow
 def test_qwen2_is_the_published_tokenizer(qwen2: tuple[tokenizers.Tokenizer, Tokenizer]) -> None:
     published, read = qwen2
     assert [read.encode(text, special=True) for text in texts()] == [published.encode(text).ids for text in texts()]
