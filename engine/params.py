@@ -13,7 +13,7 @@ from engine.config import MAX_DRAFT
 from engine.errors import InvalidParameter
 from engine.structured_output.layout import Constrained
 
-MAX_TOP_K = 2**31 - 1  # it is compared in tensors
+MAX_TOP_K = 2**31 - 1  # tensors hold it
 
 
 def _check(ok: bool, name: str, value: object, accepted: str) -> None:

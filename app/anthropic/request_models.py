@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.anthropic.content_blocks import Conversation, Json
 from app.errors import ApiError, invalid
-from app.openai.request_models import MAX_STOPS, ChatRequest, Private, Temperature, TopP
+from app.openai.request_models import MAX_STOPS, ChatRequest, Private, Temperature, TopK, TopP
 from app.openai.speculation import SPECULATION
 from app.request_body import Refusal, parse
-from engine.params import MAX_TOP_K
 
 _KEEPS_ALL = {"type": "clear_thinking_20251015", "keep": "all"}  # Claude Code sends it
 # About Anthropic's own service, its billing or its cache.
@@ -152,7 +151,7 @@ class MessagesRequest(ConversationRequest):
     )  # fmt: skip
     temperature: Temperature = None
     top_p: TopP = None
-    top_k: int | None = Field(None, ge=0, le=MAX_TOP_K, description=f"an integer: 0 (off), or 1 to {MAX_TOP_K}")
+    top_k: TopK = None
     speculation: str | dict[str, Any] | None = Field(None, description=SPECULATION)  # checked as a chat request's
     stream: bool = Field(False, description="true or false")
 

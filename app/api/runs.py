@@ -43,6 +43,7 @@ from app.openai.request_models import (
     RepetitionPenalty,
     Seed,
     Temperature,
+    TopK,
     TopP,
 )
 from app.query_params import ONLY_KNOWN, Flag, QueryParams, WholeNumber, whole_number
@@ -51,7 +52,6 @@ from app.runs.research import WEB_SEARCH
 from app.runs.run import RunSpec
 from app.runs.trace import lines
 from app.state import State
-from engine.params import MAX_TOP_K
 from tools.skills import UnknownSkill
 
 router = APIRouter(prefix="/api", tags=["Runs"], dependencies=[ONLY_KNOWN])
@@ -84,7 +84,7 @@ class ChatSettings(BaseModel):
     )  # fmt: skip
     temperature: Temperature = None
     top_p: TopP = None
-    top_k: int | None = Field(None, ge=0, le=MAX_TOP_K, description=f"an integer: 0 (off), or 1 to {MAX_TOP_K}")
+    top_k: TopK = None
     min_p: MinP = None
     repetition_penalty: RepetitionPenalty = None
     presence_penalty: OptionalPenalty = None

@@ -44,6 +44,7 @@ _Choice = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_LENGTH)]
 # The fields of sampling and scheduling, for every API of this server.
 Temperature = Annotated[float | None, Field(ge=0, le=2, description="a number from 0 (greedy) to 2")]
 TopP = Annotated[float | None, Field(gt=0, le=1, description="a number greater than 0, at most 1")]
+TopK = Annotated[int | None, Field(ge=0, le=MAX_TOP_K, description=f"an integer: 0 (off), or 1 to {MAX_TOP_K}")]
 MinP = Annotated[float | None, Field(ge=0, lt=1, description="a number from 0 (off) to less than 1")]
 Penalty = Annotated[float, Field(ge=-2, le=2, description="a number from -2 to 2")]
 OptionalPenalty = Annotated[float | None, Field(ge=-2, le=2, description="a number from -2 to 2")]
