@@ -112,7 +112,7 @@ class Run:
         watch: RequestWatch,
         on_end: Callable[[RunAnswer], None],
         *,
-        way: Callable[[ServedModel], AnswerWay] = lambda served: GENERATIVE,
+        way: Callable[[ServedModel], AnswerWay],
         tool_selector: ToolSelector | None = None,
     ) -> None:
         """`way` tells how a model answers from documents. `tool_selector` chooses tools for small models."""
