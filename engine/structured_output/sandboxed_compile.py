@@ -143,7 +143,7 @@ class SandboxedCompile:
             case signal.SIGALRM:
                 return CompileTimeout(f"compiling it takes longer than {self._deadline_s:g} s")
             case signal.SIGSEGV | signal.SIGBUS:
-                reason = "the compiler overflowed its stack on it: too deeply nested, or an integer of 64 bits"
+                reason = "the compiler overflowed its stack on it: too deeply nested, or an integer below -2^63 + 2"
                 return ConstraintRefused([reason])
             case signal.SIGABRT:
                 return ConstraintRefused([f"compiling it takes more than {self._memory_bytes >> 20} MiB of memory"])
