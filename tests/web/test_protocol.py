@@ -32,7 +32,6 @@ def test_schemas_become_types(schema: dict[str, object], expected: str) -> None:
     assert type_of(schema) == expected
 
 
-@pytest.mark.slow
 def test_a_schema_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot write"):
         type_of({"type": "string-ish"})
