@@ -27,10 +27,11 @@ serve: setup
 	@$(BIN)/ponder serve --host $(HOST) --port $(PORT) --model $(MODEL)
 
 # Bytecode is kept, whatever the environment says: asserts of all files would be rewritten each time, by each process.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= \
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
-# What takes about ten minutes on two cores; `make test-all` runs what is marked slow, too, of which TEST_MINUTES=60 begins
-# none after an hour.
+# What takes about ten minutes on two cores; `make test-all` runs what is marked slow, too, of which TEST_MINUTES=60
+# begins none after an hour.
 test: setup
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
