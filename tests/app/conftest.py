@@ -83,9 +83,11 @@ def serving(
     `assemble` makes the engine's parts, see `Engine.start`. `fallback`: the model of the engine's fallback weights, and
     the least confidence.
 
-    `changed` are other settings. The model chooses its tools unless a test says otherwise.
+    `changed` are other settings. Unless a test says otherwise, the model chooses its tools, and is not measured in the
+    background by questions on documents: its sequences would be among those that tests count.
     """
     changed.setdefault("tool_selection", "model")
+    changed.setdefault("document_answers", "extractive")
     settings = Settings(model=str(model), data_dir=data, databases=databases or {}, models=also or {}, **changed)
     started: list[Server] = []
     ready, stop = threading.Event(), threading.Event()

@@ -133,6 +133,23 @@ def ways(folder: Path, setting: str = "auto") -> DocumentAnswers:
     return DocumentAnswers(setting, folder, SentenceRanker(WordEmbedder()))  # type: ignore[arg-type]  # of the settings
 
 
+def test_a_server_measures_its_model_when_it_is_first_asked_about_documents(
+    model: Path, tmp_path: Path, embedder: GatedEmbedder, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ponder")
+    measuring = "Measuring how tiny answers from documents."
+    with (
+        serving(model, tmp_path, embedder, document_answers="auto") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        upload(client, DAM)
+        answered(client, "Thanks!")
+        assert measuring not in caplog.messages
+        for _ in range(2):
+            answered(client, "when was the dam of Orsk finished?")
+        assert caplog.messages.count(measuring) == 1
+
+
 @pytest.mark.parametrize("setting", ["extractive", "quoting", "generative"])
 async def test_a_setting_decides(served: ServedModel, tmp_path: Path, setting: str) -> None:
     assert ways(tmp_path, setting).way(served).kind == setting

@@ -50,10 +50,14 @@ def at(shelf: Server, eve: httpx.Client) -> Iterator[str]:
 
 
 @pytest.fixture
-def only_eves(shelf: Server) -> Callable[[], object]:
-    """Waits until nothing is left in the engine but what was open before the test, which has never run."""
-    before = shelf.stats().sequences
-    return lambda: shelf.until(lambda stats: stats.sequences == before and stats.blocks_used == stats.running == 0)
+def only_eves(shelf: Server, eve: httpx.Client, at: str) -> Callable[[], object]:
+    """Waits until nothing is left in the engine but the sequence `at`, which has never run."""
+
+    def wait() -> None:
+        assert eve.get(at).is_success  # its lease begins anew
+        shelf.until(lambda stats: stats.sequences == 1 and stats.blocks_used == stats.running == 0)
+
+    return wait
 
 
 # (the call, its body, the field blamed, a word that the message must have)
