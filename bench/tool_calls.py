@@ -282,8 +282,24 @@ def fitted_parts(ranker: ToolRanker) -> Iterator[tuple[str, float, float, float]
         yield label, float(roc_auc_score(y[odd], likely)), called[y[odd]].mean(), 1 - called[~y[odd]].mean()
 
 
+def by_threshold(ranker: ToolRanker) -> Iterator[tuple[float, str, float, float]]:
+    """For each probability from which on a tool may be called, and each half of the questions: the shares of those with
+    a fitting tool that call it, and of those without that call none."""
+    found = list[tuple[bool, bool, float, bool]]()  # an odd question; a tool fits; the best tool's; it is right
+    for asked in selection_sets().values():
+        for at, question in enumerate(asked):
+            names = {name for name, _ in question.accepted}
+            best = ranker.rank(question.text, question.tools)[0]
+            found.append((at % 2 == 1, bool(names), best.probability, best.tool.name in names))
+    for threshold in (0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8):
+        for odd, half in ((False, "even"), (True, "odd")):
+            called = [right and p >= threshold for is_odd, fits, p, right in found if is_odd == odd and fits]
+            kept = [p < threshold for is_odd, fits, p, _ in found if is_odd == odd and not fits]
+            yield threshold, half, sum(called) / len(called), sum(kept) / len(kept)
+
+
 async def measure_selection(model: Path, limit: int) -> None:
-    """Prints both tables: the choice of a tool, and what each part of it adds."""
+    """Prints three tables: the choice of a tool, what each part of it adds, and the thresholds."""
     ranker = ToolRanker(SentenceEmbedder())
     print(
         "| chosen by | questions | asked | right tool, or no call where none fits | right call |\n|---|---|---|---|---|"
@@ -302,6 +318,9 @@ async def measure_selection(model: Path, limit: int) -> None:
     print("\n| features | AUROC | called, a tool fits | not called, none fits |\n|---|---|---|---|")
     for label, area, called, kept in fitted_parts(ranker):
         print(f"| {label} | {area:.3f} | {called:.0%} | {kept:.0%} |")
+    print("\n| called from | questions | right tool, one fits | not called, none fits |\n|---|---|---|---|")
+    for threshold, half, called, kept in by_threshold(ranker):
+        print(f"| {threshold:.0%} | {half} | {called:.1%} | {kept:.1%} |")
 
 
 SERVED = (
