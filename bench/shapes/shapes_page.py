@@ -1,7 +1,8 @@
 """Sums up an ablation's runs, paired by held-out case, and writes its tables into docs/performance.md.
 
-Differences are from attention alone, of the same seed. A seed's interval is the bootstrap's over cases; that of the
-mean over seeds is Student's, which knows of nothing but the seeds.
+Differences are from attention alone, of the same seed, or from the first shape where attention alone was not run. A
+seed's interval is the bootstrap's over cases; that of the mean over seeds is Student's, which knows of nothing but the
+seeds.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def _summed(values: Sequence[float], baseline: Sequence[float] | None, *, counte
     return row
 
 
-def _compared(runs: Runs, shape: str, ability: str, measure: str) -> Row:
+def _compared(runs: Runs, shape: str, baseline: str, ability: str, measure: str) -> Row:
     """Returns a measure of a shape by seed, and the mean over seeds of the differences from the baseline."""
     seeds = dict[str, Row]()
     for seed in (seed for of_shape, seed in runs if of_shape == shape):
-        other = runs.get((BASELINE, seed)) if shape != BASELINE else None
-        baseline = None if other is None else of_cases(other, ability)[measure]
+        other = runs.get((baseline, seed)) if shape != baseline else None
+        compared = None if other is None else of_cases(other, ability)[measure]
         seeds[str(seed)] = _summed(
-            of_cases(runs[shape, seed], ability)[measure], baseline, counted=measure not in (LOSS, LIKELIEST)
+            of_cases(runs[shape, seed], ability)[measure], compared, counted=measure not in (LOSS, LIKELIEST)
         )
     differences = [row["difference"] for row in seeds.values() if "difference" in row]
     if not differences:
@@ -83,19 +84,20 @@ def summed_up(rows: Sequence[Row], shapes: Mapping[str, ModelConfig]) -> Row:
     if not rows:
         raise ValueError("No run is kept: leave out --kept, or name the folder of the runs with --work.")
     runs = {(row["shape"], row["seed"]): row for row in rows}
+    names = list(dict.fromkeys(shape for shape, _ in runs))
+    baseline = BASELINE if BASELINE in names else names[0]
     for (shape, seed), row in runs.items():
-        read = runs.get((BASELINE, seed), row)["tokens"]
+        read = runs.get((baseline, seed), row)["tokens"]
         if row["tokens"] != read:
             raise ValueError(
-                f"From seed {seed} {shape} read {row['tokens']:,} tokens and {BASELINE} {read:,}; runs are compared on "
+                f"From seed {seed} {shape} read {row['tokens']:,} tokens and {baseline} {read:,}; runs are compared on "
                 "the same data alone. Remove the older of the two."
             )
-    names = list(dict.fromkeys(shape for shape, _ in runs))
     return {
         "shapes": {name: _size([row for row in rows if row["shape"] == name], shapes[name]) for name in names},
         "abilities": {
             ability: {
-                measure: {name: _compared(runs, name, ability, measure) for name in names}
+                measure: {name: _compared(runs, name, baseline, ability, measure) for name in names}
                 for measure in of_cases(rows[0], ability)
             }
             for ability in rows[0]["abilities"]

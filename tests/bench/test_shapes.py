@@ -182,6 +182,17 @@ def test_differences_are_paired_by_case_and_seed() -> None:
     assert exact["interval"] == wilson(2, 3) and exact["difference"] == pytest.approx(1 / 3)
 
 
+def test_without_attention_alone_differences_are_from_the_first_shape() -> None:
+    rows = [
+        run_of("lfm2", 1, [1.0, 2.0], [0, 1]),
+        run_of("lfm2, deep", 1, [0.5, 1.5], [0, 1]),
+    ]
+    loss = shapes_page.summed_up(rows, SHAPES)["abilities"]["tools"][LOSS]
+    assert "difference" not in loss["lfm2"] and loss["lfm2, deep"]["difference"] == pytest.approx(-0.5)
+    with pytest.raises(ValueError, match="From seed 1 lfm2, deep read 999 tokens and lfm2 1,000"):
+        shapes_page.summed_up([rows[0], rows[1] | {"tokens": 999}], SHAPES)
+
+
 def test_runs_on_other_data_are_not_compared() -> None:
     rows = [run_of(BASELINE, 1, [1.0, 2.0], [0, 1]), run_of("lfm2", 1, [1.0, 2.0], [0, 1], tokens=999)]
     with pytest.raises(ValueError, match="From seed 1 lfm2 read 999 tokens and qwen3 1,000"):
