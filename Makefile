@@ -7,8 +7,7 @@ PORT ?= 8000
 HOST ?= 127.0.0.1
 MODEL ?= models/pebble
 DEVICE ?= cpu
-# Two at most: more engines at once want more memory than a small machine has.
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= auto
 WEB := $(shell find web -type f -not -path 'web/node_modules/*' -not -path 'web/dist/*' 2>/dev/null)
 
 .PHONY: setup serve test test-all check bench gpu kernels train sbom audit clean

@@ -97,6 +97,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return bool(SLOW_FILE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns a process for each core and each 8 GiB of memory, two to four: each has engines of its own."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(2, min(os.cpu_count() or 2, round(memory / 2**33), 4))
+
+
 def pytest_configure() -> None:
     """Sets when the minutes of this run are over, for all of its processes, where TEST_MINUTES bounds them."""
     if minutes := os.environ.get("TEST_MINUTES"):
