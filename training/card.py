@@ -106,7 +106,7 @@ TAKEN = {
 
 COMPARED = {
     "pebble": (
-        "\n  It was compared with attention alone only after it was chosen, at a third of its width:\n"
+        "\n  It was compared with other shapes only after it was chosen, at a third of its width:\n"
         "  [shapes](../../docs/performance.md#shapes-of-the-bundled-model)."
     ),
     "pebble-draft": "",
