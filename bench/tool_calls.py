@@ -283,8 +283,8 @@ def fitted_parts(ranker: ToolRanker) -> Iterator[tuple[str, float, float, float]
 
 
 def by_threshold(ranker: ToolRanker) -> Iterator[tuple[float, str, float, float]]:
-    """For each probability from which on a tool may be called, and each half of the questions: the shares of those with
-    a fitting tool that call it, and of those without that call none."""
+    """Yields a least probability of tools to call, a half of the questions, and two shares: of the questions with a
+    fitting tool those that call it, and of those without one those that call none."""
     found = list[tuple[bool, bool, float, bool]]()  # an odd question; a tool fits; the best tool's; it is right
     for asked in selection_sets().values():
         for at, question in enumerate(asked):

@@ -34,7 +34,7 @@ Arguments = Literal["auto", "copied", "free"]
 TINY_BELOW = 100_000_000  # weights; a smaller model chooses badly, and garbles what it copies
 
 WEIGHTS, INTERCEPT = (4.5, 5.5, -3.2), -3.7  # of `ToolRanker.features`; `python -m bench.tool_calls` fits them anew
-FITS = 0.6  # the probability from which on a tool is called: right most often, called or not, on that half
+FITS = 0.6  # the least probability of a tool that is called; from `bench.tool_calls.by_threshold`
 MAX_CACHED = 1024  # tools
 _MAX_LENGTH = 2_000  # characters of a tool or a question that are looked at
 _NUMBER_WORDS = (

@@ -83,8 +83,8 @@ def serving(
     `assemble` makes the engine's parts, see `Engine.start`. `fallback`: the model of the engine's fallback weights, and
     the least confidence.
 
-    `changed` are other settings. Unless a test says otherwise, the model chooses its tools, and is not measured in the
-    background by questions on documents: its sequences would be among those that tests count.
+    `changed` are other settings. Unless a test says otherwise, the model chooses its tools, and questions on documents
+    do not begin to measure it in the background: those sequences would be among the ones that tests count.
     """
     changed.setdefault("tool_selection", "model")
     changed.setdefault("document_answers", "extractive")
