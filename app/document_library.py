@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import sqlite3
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from app.config import BadSetting, Settings
 from retrieval import Library
 from retrieval.document_database import NewerFile, StoreError
 from retrieval.embedding import BUNDLED, SentenceEmbedder
-from retrieval.records import NotFound
 
 if TYPE_CHECKING:
     from app.db.store import Store
@@ -66,10 +64,11 @@ def _open_in_postgres(settings: Settings, address: str, embedder: SentenceEmbedd
 
 async def sweep_files(store: Store, library: Library) -> None:
     """Deletes what was read of files that are gone: with their chat, or as they were never sent."""
+    # In this order: an upload's row is there before its attached collection is.
+    attached = await asyncio.to_thread(library.rights.all_attached)
     kept = await store.files.kept()
-    gone = [(user, name) for user, name in await asyncio.to_thread(library.rights.all_attached) if name not in kept]
-    for user, name in gone:
-        with suppress(NotFound):  # it goes elsewhere, too
+    for user, name in attached:
+        if name not in kept:
             await asyncio.to_thread(library.detach, user, [name])
 
 

@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -172,18 +172,23 @@ class Library:
         """Deletes the user's attached files of these names from everything at once; returns how many documents went."""
         count = 0
         for collection in self.rights.attached(user, names).values():
-            job = self.ingest.jobs.newest(collection)
-            if job is not None and job.status == "running":
-                self.ingest.cancel(user, job.id)
-            count += self.store.newest(collection) is not None
-            self.ingest.jobs.forget(collection)  # first: without its collection nobody would find a job any more
-            with self.views.changing():
-                files = self.store.delete_collection(user, collection, attached=True)
-            _unlink(files)
-            if job is not None and job.status == "running":
-                self.ingest.wait(job.id, DETACHED_S)
-                self.ingest.jobs.forget(collection)
+            with suppress(NotFound):  # somebody else is deleting it, too
+                count += self._detach(user, collection)
         return count
+
+    def _detach(self, user: str, collection: int) -> int:
+        job = self.ingest.jobs.newest(collection)
+        if job is not None and job.status == "running":
+            self.ingest.cancel(user, job.id)
+        documents = int(self.store.newest(collection) is not None)
+        self.ingest.jobs.forget(collection)  # first: without its collection nobody would find a job any more
+        with self.views.changing():
+            files = self.store.delete_collection(user, collection, attached=True)
+        _unlink(files)
+        if job is not None and job.status == "running":
+            self.ingest.wait(job.id, DETACHED_S)
+            self.ingest.jobs.forget(collection)
+        return documents
 
     def rarity(self, user: str, among: Among = "own", files: frozenset[int] = frozenset()) -> Rarity:
         """Returns a function of a stem's inverse document frequency in these collections, attached ones of `files`

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -183,6 +185,45 @@ def test_an_unsent_file_is_taken_away_and_a_sent_one_stays(ana: httpx.Client, sh
     sent, chat = attach(ana), new_chat(ana)
     ask(ana, chat, WHEN, files=[sent["id"]])
     assert "goes with its chat" in error(ana.delete(f"/api/files/{sent['id']}"), 409, "file_sent")
+
+
+def test_a_file_that_comes_while_others_are_swept_stays(
+    ana: httpx.Client, shelf: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = shelf.app.state.ponder
+    kept, all_attached, came = state.store.files.kept, state.library.rights.all_attached, list[Json]()
+
+    async def then_kept() -> set[str]:
+        found: set[str] = await kept()
+        came.append(await asyncio.to_thread(attach, ana))
+        return found
+
+    def then_attached() -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = all_attached()
+        came.append(attach(ana))
+        return found
+
+    monkeypatch.setattr(state.store.files, "kept", then_kept)
+    monkeypatch.setattr(state.library.rights, "all_attached", then_attached)
+    shelf.on_loop(sweep_files(state.store, state.library))
+    assert [ana.get(f"/api/files/{each['id']}").json()["status"] for each in came] == ["ready"] * 2
+
+
+def test_a_file_that_is_taken_away_while_it_is_swept_is_gone(
+    ana: httpx.Client, shelf: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = shelf.app.state.ponder
+    delete, sent = state.library.store.delete_collection, attach(ana)
+
+    def after_the_sweep(user: str, collection: int, *, attached: bool = False) -> list[Path]:
+        delete(user, collection, attached=attached)
+        files: list[Path] = delete(user, collection, attached=attached)
+        return files
+
+    monkeypatch.setattr(state.library.store, "delete_collection", after_the_sweep)
+    assert ana.delete(f"/api/files/{sent['id']}").status_code == 204
+    assert error(ana.get(f"/api/files/{sent['id']}"), 404, "file_not_found")
+    assert not state.library.rights.attached(me(ana))
 
 
 def test_a_file_is_added_to_the_library_and_outlives_its_chat(ana: httpx.Client, shelf: Server) -> None:
