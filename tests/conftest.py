@@ -34,6 +34,13 @@ if importlib.util.find_spec("httpx") is not None:
 
     vars(httpx_transports)["create_ssl_context"] = functools.cache(_config.create_ssl_context)
 
+if importlib.util.find_spec("hypothesis") is not None:
+    # An example may take any time on a busy machine; one that fails is printed so that it can be run again.
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As a shell starts what it leaves in the background; programs under test would inherit it, and ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)

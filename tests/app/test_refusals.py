@@ -303,7 +303,7 @@ _message = st.fixed_dictionaries(
 @pytest.mark.parametrize(
     ("path", "schema"), [(CHAT, ChatRequest), ("/v1/completions", CompletionRequest)], ids=["chat", "completions"]
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_json_makes_the_server_fail(
     http: httpx.Client, server: Server, path: str, schema: Any, data: st.DataObject

@@ -17,7 +17,7 @@ from tests.clients.scripted_model import Requests
 
 pytestmark = pytest.mark.slow
 
-SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 Fields = dict[str, st.SearchStrategy[Any]]
 small, anything = wild.small, wild.anything
 

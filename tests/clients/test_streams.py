@@ -18,7 +18,7 @@ from tests.clients.scripted_model import Requests
 
 pytestmark = pytest.mark.slow
 
-SOME = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=30, suppress_health_check=list(HealthCheck))
 Json = dict[str, Any]
 # Letters of several bytes, which tokens cut, and marks that JSON and the model's tags are made of.
 texts = st.text(alphabet='ab 1\n"\\{}[]<>/|é東🚲', max_size=30)

@@ -67,7 +67,7 @@ def answers(any_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
     return {}
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mix=prompts,
     budget=st.sampled_from([3, 16, 50, 512]),

@@ -213,14 +213,14 @@ def test_a_bare_label_belongs_to_what_follows_it_however_it_is_cut() -> None:
     assert not any("S2" in sentence.text for sentence in whole)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(ANSWERS, st.data())
 def test_however_it_is_cut_the_outcome_is_the_same(answer: str, data: st.DataObject) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(answer)), max_size=12))
     assert checked(answer, cuts) == checked(answer)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(ANSWERS)
 def test_nothing_but_labels_is_lost(answer: str) -> None:
     def letters(text: str) -> str:

@@ -181,9 +181,7 @@ class Sharing(RuleBasedStateMachine):
                 raise AssertionError(f"{user} opened document {document}")
 
 
-Sharing.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Sharing.TestCase.settings = settings(max_examples=12, stateful_step_count=20, suppress_health_check=list(HealthCheck))
 TestSharing = Sharing.TestCase
 
 
@@ -227,7 +225,7 @@ def found(library: Library, user: str, among: Any = "own") -> list[Any]:
     ]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(theirs=_texts)
 def test_documents_of_others_change_neither_scores_nor_order(new_engine: NewEngine, theirs: list[str]) -> None:
     with (

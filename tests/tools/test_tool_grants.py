@@ -110,7 +110,7 @@ def in_a_file() -> Iterator[Opened]:
 
 
 @pytest.mark.parametrize("opened", [in_memory, in_a_file])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps=_steps)
 def test_what_was_said_last_holds(opened: Any, steps: list[tuple[Any, ...]]) -> None:
     model = Model()

@@ -90,7 +90,7 @@ def renumbered(chat: Json) -> Json:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(chats(), min_size=1, max_size=3, unique_by=lambda chat: chat["created_at"]))
 def test_what_is_imported_is_exported_but_for_ids(ana: httpx.Client, sent: list[Json]) -> None:
     ids = imported(ana, {"format": "ponder.chats", "version": 1, "chats": sent})
@@ -195,7 +195,6 @@ def test_a_file_that_is_too_large_is_refused(http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda parts: st.lists(parts, max_size=4) | st.dictionaries(texts, parts, max_size=4),

@@ -36,7 +36,7 @@ def folder(http: httpx.Client, name: str) -> str:
     return str(reply.json()["id"])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pins=st.lists(st.booleans(), max_size=7), limit=st.integers(1, 8))
 def test_pages_together_are_the_list(ana: httpx.Client, pins: list[bool], limit: int) -> None:
     ids = [new_chat(ana) for _ in pins]

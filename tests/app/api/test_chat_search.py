@@ -123,14 +123,14 @@ SYNTAX = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(query=st.text(max_size=20) | st.lists(SYNTAX, max_size=12).map("".join))
 def test_no_query_is_an_error_of_the_index(ana: httpx.Client, query: str) -> None:
     if query.strip():
         find(ana, query)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(st.text("abcé<>*\"'", min_size=1, max_size=6), min_size=1, max_size=60),
     which=st.integers(0, 59),

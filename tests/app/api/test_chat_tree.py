@@ -129,7 +129,7 @@ def test_branches_are_what_was_asked_edited_and_chosen(http: httpx.Client, serve
         pass
 
     OnServer.http, OnServer.server = http, server
-    run_state_machine_as_test(OnServer, settings=settings(max_examples=8, stateful_step_count=12, deadline=None))
+    run_state_machine_as_test(OnServer, settings=settings(max_examples=8, stateful_step_count=12))
 
 
 def test_an_edited_question_and_a_second_answer_are_siblings(http: httpx.Client, chat: str) -> None:

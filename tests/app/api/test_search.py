@@ -109,14 +109,14 @@ def test_a_collection_that_is_not_there_is_not_found(ana: httpx.Client) -> None:
         error(ana.post("/api/search", json={"query": "x", "collections": [number]}), 404, "not_found")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(filters=_filters)
 def test_no_filter_makes_the_server_fail(ana: httpx.Client, filters: dict[str, Any]) -> None:
     reply = ana.post("/api/search", json={"query": "dam", "filters": filters})
     assert reply.status_code in (200, 400), (reply.text, filters)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(query=st.text(max_size=60) | st.text('"()+-:^~*\\/[]{}AND OR NOT', max_size=30))
 def test_no_query_makes_the_server_fail(ana: httpx.Client, query: str) -> None:
     reply = ana.post("/api/search", json={"query": query})

@@ -282,7 +282,7 @@ TEXTS = st.lists(LETTERS, max_size=14).map("".join)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), data=st.data())
 async def test_a_search_finds_what_it_finds_in_sqlite(both: list[Store], texts: list[str], data: st.DataObject) -> None:
     user, words = secrets.token_hex(8), " ".join(texts).split()

@@ -16,7 +16,7 @@ from tests.app.toolbox import chat
 pytestmark = pytest.mark.usefixtures("nothing_lost_by_pebble")
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-SOME = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 TOOLS = wild.tools["tools"]
 CHOICES = {name: values for name, values in wild.tools.items() if name != "tools"}
 options = st.fixed_dictionaries(

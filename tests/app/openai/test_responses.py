@@ -83,7 +83,7 @@ def test_the_official_client_makes_the_same_of_a_stream(pebble_client: openai.Op
     assert text == final.output_text == pebble_client.responses.create(**fields).output_text
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(
     prompt=st.sampled_from([QUESTION, "Who are you?", "Write a poem about the sea."]),
     fields=st.fixed_dictionaries(

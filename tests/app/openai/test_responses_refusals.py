@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.usefixtures("nothing_lost_by_pebble"), pytest.mark.slo
 
 Json = dict[str, Any]
 SERVED: Json = {"type": "mcp", "server_label": "ponder", "require_approval": "never"}
-SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 # (what replaces or joins a good request's fields, the field blamed, a word that the message must have)
 BAD: list[tuple[Json, str, str]] = [
@@ -205,7 +205,7 @@ def test_no_body_makes_the_server_fail(pebble_http: httpx.Client, fields: Json, 
 
 
 @pytest.mark.parametrize("field", _fields)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_field_makes_the_server_fail(pebble_http: httpx.Client, field: str, data: st.DataObject) -> None:
     test_no_body_makes_the_server_fail.hypothesis.inner_test(  # type: ignore[attr-defined]  # hypothesis's own

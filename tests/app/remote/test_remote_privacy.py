@@ -129,7 +129,7 @@ class Client:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=3, max_size=14))
 @pytest.mark.usefixtures("never_sure")
 def test_a_remote_gets_nothing_of_what_is_private(http: httpx.Client, planted: Planted, steps: list[Any]) -> None:

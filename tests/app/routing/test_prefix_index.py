@@ -40,7 +40,7 @@ class Replica(Bench):
         return {key for digest, key in self.keys_by_digest.items() if digest in digests}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(PROMPTS, min_size=1, max_size=25))
 def test_the_index_knows_what_each_replica_can_find(prompts: list[tuple[str, int, int, str]]) -> None:
     index, replicas = PrefixIndex(), {name: Replica() for name in "abc"}

@@ -39,7 +39,7 @@ class NowhereStore:
         return done
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     chunks=st.lists(st.lists(st.text(min_size=1, max_size=3), max_size=4), max_size=6),
     patience=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=2, max_size=2),

@@ -172,7 +172,7 @@ _FIELDS: dict[str, set[str]] = {
 }  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_json_makes_the_server_fail(
     wild: httpx.Client, only_eves: Callable[[], object], data: st.DataObject
@@ -293,5 +293,5 @@ def test_any_history_leaves_the_tokens_that_it_should(shelf: Server, only_eves: 
         url = shelf.url
 
     Here.only_eves = staticmethod(only_eves)
-    steps = settings(max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+    steps = settings(max_examples=15, stateful_step_count=25, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(Here, settings=steps)

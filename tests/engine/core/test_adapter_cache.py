@@ -165,7 +165,7 @@ class Bench:
         self.core.close()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     slots=st.integers(1, 3),
     asked=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(1, 5)), min_size=1, max_size=25),
@@ -189,7 +189,7 @@ def test_any_order_of_requests_is_answered_each_by_its_own(
         bench.close()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(slots=st.integers(1, 2), cold=st.integers(1, 4), lengths=st.lists(st.integers(3, 60), min_size=2, max_size=3))
 def test_a_wait_for_a_slot_is_bounded_while_resident_adapters_are_always_in_use(
     slots: int, cold: int, lengths: list[int]
@@ -213,7 +213,7 @@ def test_a_wait_for_a_slot_is_bounded_while_resident_adapters_are_always_in_use(
         bench.close()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     blocks=st.integers(16, 40),
     sizes=st.lists(st.integers(0, 8), min_size=5, max_size=5),
@@ -256,7 +256,7 @@ def test_adapters_and_kv_share_the_pool_and_every_request_ends(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(size=st.integers(2, 8), cold=st.integers(1, 3), lengths=st.lists(st.integers(3, 40), min_size=3, max_size=5))
 def test_a_wait_for_blocks_is_bounded_while_others_always_take_them(size: int, cold: int, lengths: list[int]) -> None:
     """More requests without an adapter are always open than the pool has room for; each cold adapter gets its turn."""

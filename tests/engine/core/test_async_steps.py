@@ -138,7 +138,7 @@ def outputs(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(spans(), st.integers(1, 9)), min_size=1, max_size=4),
     st.integers(8, 24), st.integers(1, 4), st.integers(2, 9),

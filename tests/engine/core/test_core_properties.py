@@ -296,5 +296,5 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.core.stats().sequences == 0
 
 
-CoreMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+CoreMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestCore = pytest.mark.slow(CoreMachine.TestCase)

@@ -54,7 +54,7 @@ draws = st.builds(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=st.lists(st.none() | draws, min_size=1, max_size=5), seed=st.integers(0, 99), masked=st.booleans())
 def test_likeliest_tokens_and_logprobs_are_those_of_the_cpu(
     on_device: Callable[..., SampledTokens], asked: list[RowSampling | None], seed: int, masked: bool

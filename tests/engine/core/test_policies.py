@@ -108,7 +108,7 @@ asks = st.lists(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(asks=asks)
 def test_whoever_runs_when_every_answer_is_what_it_would_be_alone(
     policy: str, asks: list[tuple[int, int, int, str, int]]

@@ -41,7 +41,7 @@ def detections(draw: st.DrawFn) -> RepetitionDetection:
     return RepetitionDetection(most, draw(st.integers(1, most)), draw(st.integers(2, 5)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.one_of(st.lists(st.integers(0, 2), max_size=5), st.just([1, 2] * 6), st.just([0, 1, 2, 1] * 4))),
     detections(),

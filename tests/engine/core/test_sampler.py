@@ -58,7 +58,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     samplings=st.lists(samplings, min_size=1, max_size=4), vocab=st.sampled_from([3, 50, 1000]), seed=st.integers(0, 50)
 )
@@ -109,7 +109,7 @@ def test_min_p_drops_tokens_before_top_p_sums_what_is_left(unlikely: int, top_k:
         assert set(drawn.token_ids) == kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mine=samplings, others=st.lists(samplings, max_size=3), seed=st.integers(0, 1000))
 def test_a_row_draws_the_same_whatever_shares_its_batch(mine: Sampling, others: list[Sampling], seed: int) -> None:
     row = logits(1, 700, seed)

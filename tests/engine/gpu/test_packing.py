@@ -48,7 +48,7 @@ def laid_out(contexts: list[int], shared: int) -> BatchLayout:
     return BatchLayout([7 + row for row in rows], positions, slots, [*rows, len(rows)], contexts, tables, rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     contexts=st.lists(st.integers(1, 900), min_size=1, max_size=9), shared=st.integers(0, 20),
     windows=st.sampled_from([(None,), (None, 100), (64,)]), deterministic=st.booleans(), spare=st.integers(0, 5),
@@ -132,7 +132,7 @@ def test_branches_of_one_prefix_have_a_graph(rows: int, prefix: int) -> None:
         assert len(works[0].large) and capacity.work[0].holds(works[0]), limits
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(  # branches of one token each, all of the longest context
     rows=[(63, 1)] * 8, shared=0, group=4, large_tile=64, pieces=9, windows=(None,), kind="plain", branched=True
 )

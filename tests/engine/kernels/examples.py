@@ -12,7 +12,6 @@ def examples(count: int) -> settings:
     on_gpu = torch.cuda.is_available()
     return settings(
         max_examples=count // 2 if on_gpu else count,
-        deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture],
         phases=[Phase.explicit, Phase.reuse, Phase.generate] if on_gpu else list(Phase),
     )

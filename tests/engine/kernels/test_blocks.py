@@ -53,7 +53,7 @@ def made(shapes: Shapes, device: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("three", BOTH)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shapes=caches, moves=pairs)
 def test_all_sources_are_read_before_any_is_overwritten(
     three: Three, shapes: Shapes, moves: Moves, device: str
@@ -68,7 +68,7 @@ def test_all_sources_are_read_before_any_is_overwritten(
 
 
 @pytest.mark.parametrize("three", BOTH)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shapes=caches, moves=pairs)
 def test_rows_hold_what_blocks_hold_and_give_it_back(three: Three, shapes: Shapes, moves: Moves, device: str) -> None:
     _, gather, scatter = three

@@ -342,7 +342,7 @@ def test_prefixes_are_found_as_deep_as_they_are_shared() -> None:
     assert shared == {(4, 0, 128), (2, 128, 384)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_query_meets_each_of_its_keys_in_one_piece(data: st.DataObject) -> None:
     block = data.draw(st.sampled_from([16, 32]))

@@ -15,7 +15,7 @@ FUNCTIONS = [pytest.param(logprobs_torch, id="twin"), pytest.param(logprobs_trit
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.integers(0, 3), max_size=5),
     vocabulary=st.sampled_from([1, 33, 4095, 4096, 4097, 9001]),

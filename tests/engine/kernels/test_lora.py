@@ -55,7 +55,7 @@ def check(found: torch.Tensor, wanted: torch.Tensor, y: torch.Tensor, rows: list
     assert torch.equal(found[without], y[without])
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_tokens_of_several_adapters(device: str, data: st.DataObject) -> None:
     y, x, bank, which = case(data, [1] * data.draw(st.integers(1, 5), label="tokens"), device)
@@ -66,7 +66,7 @@ def test_tokens_of_several_adapters(device: str, data: st.DataObject) -> None:
     check(found, wanted, y, which)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_runs_of_several_adapters(device: str, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.sampled_from([0, 1, 5, 32, 33]), min_size=1, max_size=4), label="lengths")

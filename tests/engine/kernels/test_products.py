@@ -13,7 +13,7 @@ from engine.kernels.norm import Norm
 from engine.model.model_spec import Activation
 
 BOUND = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-3}  # of the largest number
-few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 widths = st.sampled_from([16, 48, 100, 1024, 1500])
 
 

@@ -66,7 +66,7 @@ def test_other_formats_are_refused(bits: int, group: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["few", "some", "invariant", "widened"])
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_every_way_does_what_the_twin_does(way: str, device: str, data: st.DataObject) -> None:
     bits, group = data.draw(st.sampled_from(FORMATS), label="format")

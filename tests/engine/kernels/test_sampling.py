@@ -78,7 +78,7 @@ samplings = st.tuples(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rows=st.lists(samplings, min_size=1, max_size=3),
     vocabulary=st.sampled_from([1, 32, 63, 65, 2047, 2048, 2049, 5003]),
@@ -241,7 +241,7 @@ class TestEdges:
         assert self.drawn(draw, row, device, rows=30, temperature=1e-4, top_p=0.9) == {3, 4}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rows=st.integers(0, 4),
     vocabulary=st.sampled_from([5, 3000]),

@@ -69,7 +69,7 @@ class TieredGroupMachine(TieredMachine):
 
 
 del CoreMachine, TieredMachine  # their own tests are elsewhere
-GroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+GroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestGroups = pytest.mark.slow(GroupMachine.TestCase)
-TieredGroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TieredGroupMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestTieredGroups = pytest.mark.slow(TieredGroupMachine.TestCase)

@@ -72,7 +72,7 @@ def run(bench: Listened, id: int, length: int, first: int, tenant: str = "") -> 
     bench.core.handle(m.Close(id))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 40), st.sampled_from(["", "a"])), min_size=1, max_size=25))
 def test_a_subscriber_knows_exactly_the_full_blocks_that_can_be_found(prompts: list[tuple[int, int, str]]) -> None:
     bench = Listened(blocks=12, budget=64)

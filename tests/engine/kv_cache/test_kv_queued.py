@@ -113,5 +113,5 @@ class QueuedMachine(TieredMachine):
 
 
 del TieredMachine  # its own test is elsewhere
-QueuedMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+QueuedMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestQueuedCore = pytest.mark.slow(QueuedMachine.TestCase)

@@ -140,5 +140,5 @@ class TieredMachine(CoreMachine):
 
 
 del CoreMachine  # its own test is elsewhere
-TieredMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TieredMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestTieredCore = pytest.mark.slow(TieredMachine.TestCase)

@@ -39,7 +39,7 @@ def answers(random_model: Path) -> dict[tuple[int, int], tuple[int, ...]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     mix=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 70)), min_size=4, max_size=12),
     blocks=st.sampled_from([24, 32, 60]),

@@ -81,7 +81,7 @@ class TieredStateMachine(TieredMachine):
 
 
 del CoreMachine, TieredMachine  # their own tests are elsewhere
-StateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+StateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestStates = StateMachine.TestCase
-TieredStateMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TieredStateMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50)
 TestTieredStates = pytest.mark.slow(TieredStateMachine.TestCase)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model.detokenizer import Detokenizer
@@ -34,7 +34,6 @@ def pieces(detokenizer: Detokenizer, ids: list[int], cuts: list[int]) -> list[st
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(text=TEXTS, cuts=CUTS)
 def test_pieces_of_a_text_join_to_what_the_library_decodes(name: str, text: str, cuts: list[int]) -> None:
     tokenizer = MADE[name]
@@ -46,7 +45,6 @@ def test_pieces_of_a_text_join_to_what_the_library_decodes(name: str, text: str,
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(text=TEXTS)
 def test_no_piece_ends_within_a_character(name: str, text: str) -> None:
     tokenizer = MADE[name]
@@ -56,7 +54,6 @@ def test_no_piece_ends_within_a_character(name: str, text: str) -> None:
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(data=st.data(), cuts=CUTS)
 def test_pieces_of_any_ids_join_to_the_whole(name: str, data: st.DataObject, cuts: list[int]) -> None:
     tokenizer = MADE[name]
@@ -65,7 +62,6 @@ def test_pieces_of_any_ids_join_to_the_whole(name: str, data: st.DataObject, cut
     assert "".join(pieces(detokenizer, ids, cuts)) + detokenizer.flush() == tokenizer.decode(ids)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_any_byte_level_ids_decode_as_the_library_does(data: st.DataObject) -> None:
     tokenizer, theirs = MADE["byte_level"], THEIRS["byte_level"]
@@ -75,7 +71,6 @@ def test_any_byte_level_ids_decode_as_the_library_does(data: st.DataObject) -> N
 
 
 @each_tokenizer
-@settings(deadline=None)
 @given(text=TEXTS, at=st.integers(0, 200), other=TEXTS)
 def test_a_fork_goes_on_alone(name: str, text: str, at: int, other: str) -> None:
     tokenizer = MADE[name]

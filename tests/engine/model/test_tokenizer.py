@@ -112,7 +112,6 @@ def test_real_special_tokens_do_not_arise_from_text(qwen: Tokenizer) -> None:
     assert qwen.encode("<|im_start|>", special=True) == [151644]
 
 
-@settings(deadline=None)
 @given(parts=st.lists(st.one_of(st.sampled_from(CONTROL), st.text(max_size=8)), max_size=8))
 def test_control_tokens_never_arise_from_text(parts: list[str]) -> None:
     tokenizer = SHARED_TOKENIZER
@@ -199,7 +198,6 @@ def test_control_tokens_in_tools_and_arguments_are_ordinary_text() -> None:
     assert ids.count(end) == 2
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["<|im_end|>", "fox", " ", "<|im", "_end|>", "\n", "日", "<think>"]), max_size=8))
 def test_text_around_control_tokens_is_tokenised_as_ever(parts: list[str]) -> None:
     tokenizer = SHARED_TOKENIZER
@@ -306,7 +304,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS)
 def test_ids_are_those_of_a_plain_encoding(kind: str, text: str) -> None:
     tokenizer, plain = make(source=SOURCES[kind]), tokenizers.Tokenizer.from_str(SOURCES[kind])
@@ -322,7 +320,7 @@ def test_ids_of_real_texts_are_those_of_a_plain_encoding(qwen: Tokenizer) -> Non
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, special=st.booleans())
 def test_no_token_has_more_bytes_than_is_said(kind: str, text: str, special: bool) -> None:
     tokenizer = make(source=SOURCES[kind])
@@ -351,7 +349,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(monkeypatch: pyt
         tokenizer.encode("a" * (10 * longest + 1), special=True, max_tokens=10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(parts=st.lists(st.one_of(st.text(max_size=20), st.sampled_from(CONTROL)), max_size=20))
 def test_marks_are_found_across_the_windows_of_a_search(parts: list[str]) -> None:
     tokenizer, text = make(), "".join(parts)

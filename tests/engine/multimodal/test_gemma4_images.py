@@ -218,7 +218,7 @@ def test_units_leave_no_trace_in_the_rows(
     assert (encoded(path, image, vision) - whole).abs().max() < 1e-5
 
 
-@tried(max_examples=300, deadline=None)
+@tried(max_examples=300)
 @given(st.integers(1, 65_500), st.integers(1, 65_500), st.sampled_from(SOFT_TOKENS))
 def test_published_processors_have_the_references_squares(width: int, height: int, tokens: int) -> None:
     processor = replace(PUBLISHED, max_tokens=tokens)

@@ -93,7 +93,7 @@ def test_pixels_and_prompt_tokens_are_the_references(checkpoints: dict[str, Chec
     assert np.abs(((pixels / 255 - mean) / std).transpose(2, 0, 1) - theirs["pixel_values"][0]).max() < 1e-5
 
 
-@tried(max_examples=300, deadline=None)
+@tried(max_examples=300)
 @given(st.integers(1, 1540), st.integers(1, 1540), st.integers(1, 42))
 def test_published_processors_have_the_references_squares(width: int, height: int, times: int) -> None:
     size = (width * times, height * times)

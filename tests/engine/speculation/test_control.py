@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.speculation.control import Calibration, StepTimes, chosen_lengths
@@ -22,7 +22,6 @@ FLAT = times((1, 1.0), (64, 1.01), (256, 1.1))
 STEEP = times((1, 1.0), (64, 64.0), (256, 256.0))
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.integers(0, 2),

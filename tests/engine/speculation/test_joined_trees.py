@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import EngineConfig
@@ -44,7 +44,6 @@ def trees(draw: st.DrawFn) -> RatedTree:
     return rated(draw(st.sampled_from("abc")), tokens, probability, () if chain else tuple(parents))
 
 
-@settings(deadline=None)
 @given(st.lists(trees(), min_size=1, max_size=3), st.integers(1, 8), st.floats(0, 1))
 def test_a_joined_tree_has_each_path_once_and_its_likeliest_tokens_come_first(
     of: list[RatedTree], count: int, trust: float

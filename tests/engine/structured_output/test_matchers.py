@@ -280,7 +280,7 @@ class Moves(RuleBasedStateMachine):
             assert (matcher.can_end(), matcher.must_end()) == (new.can_end(), new.must_end())
 
 
-quick = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=40, stateful_step_count=25, suppress_health_check=list(HealthCheck))
 TestGuidanceMoves = Moves.TestCase
 TestGuidanceMoves.settings = quick
 
@@ -292,7 +292,7 @@ def test_more_than_was_accepted_cannot_be_taken_back() -> None:
         matcher.rollback(len(encode("no")) + 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(text=st.text(max_size=12), after=st.integers(0, 3))
 def test_until_takes_anything_up_to_the_first_stop(text: str, after: int) -> None:
     matcher = until().matcher()

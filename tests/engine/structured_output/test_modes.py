@@ -63,7 +63,7 @@ def following(modes: ModeMachine) -> set[int]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(choices=st.lists(st.integers(0, 1000), max_size=30), back=st.integers(0, 30), data=st.data())
 def test_every_state_takes_what_it_shows_and_can_be_undone_and_forked(
     layout: Layout | OrAnswer, choices: list[int], back: int, data: st.DataObject
@@ -96,7 +96,7 @@ def test_every_state_takes_what_it_shows_and_can_be_undone_and_forked(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(choices=st.lists(st.integers(0, 1000), max_size=30))
 def test_the_end_may_come_exactly_where_the_machine_says(layout: Layout | OrAnswer, choices: list[int]) -> None:
     modes = machine(layout, stops=frozenset({STOP}))
@@ -113,7 +113,7 @@ def test_the_end_may_come_exactly_where_the_machine_says(layout: Layout | OrAnsw
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(choices=st.lists(st.integers(0, 1000), max_size=30))
 def test_forced_tokens_are_the_only_ones(layout: Layout | OrAnswer, choices: list[int]) -> None:
     modes = machine(layout)

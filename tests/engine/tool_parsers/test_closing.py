@@ -143,7 +143,7 @@ instances = st.recursive(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     objects(schemas), st.fixed_dictionaries({"A": schemas, "B": schemas}), st.lists(instances, min_size=8, max_size=8)
 )

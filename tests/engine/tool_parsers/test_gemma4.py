@@ -41,7 +41,6 @@ def written(arguments: dict[str, Any]) -> str:
     return body
 
 
-@settings(deadline=None)
 @given(arguments=st.dictionaries(keys, values, max_size=5))
 @example({"a": '<|"|', "b": "<" * 9 + '|"|', "c": 'x<|"y<|', "d": '\\"\n\t\x00 🙂', "e": "", "f": "}<tool_call"})
 @example({"n": [1e30, -0.5, 1e-07, -0, 10**40], "deep": [[[[{}]]], [], {"a": {"b": [None]}}]})
@@ -112,7 +111,7 @@ def test_what_can_be_written_is_what_is_valid(name: str) -> None:
     }
     body, seen = plan(schema, strict=True).body, set()
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(small)
     def agrees(value: Any) -> None:  # Any: JSON
         found = jsonschema.Draft202012Validator(schema).is_valid({"v": value})

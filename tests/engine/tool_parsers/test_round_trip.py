@@ -69,7 +69,7 @@ def test_tagged_arguments_come_back_as_they_were(function: str, arguments: dict[
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_constraint_takes_what_the_template_writes(name: str, data: st.DataObject) -> None:
     tools = read_tools([tool("first", TYPED), tool("second", TYPED)])

@@ -131,7 +131,7 @@ lines = st.lists(words, min_size=1, max_size=8).map(" ".join)
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pages=st.lists(st.lists(lines, max_size=8), min_size=1, max_size=3))
 def test_every_word_of_the_text_is_found_where_it_was_drawn(write: Write, pages: list[list[str]]) -> None:
     path = write("any.pdf", made.pdf([["Begin", *rows] for rows in pages], unicode="𝄞中"))

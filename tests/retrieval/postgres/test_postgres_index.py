@@ -209,7 +209,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, postgres_address: str) -> Ite
             store.close()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 @given(
     name=st.sampled_from(["field", "source", "title", "document", "created_at", 'fi"eld', "none such", "a.b"]),
     operator=st.sampled_from(["eq", "ne", "gt", "gte", "lt", "lte", "in"]),

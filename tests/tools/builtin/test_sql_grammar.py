@@ -40,7 +40,7 @@ def database() -> sqlite3.Connection:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(query=st.from_regex(PATTERN, fullmatch=True))
 def test_sqlite_runs_every_query_that_matches(database: sqlite3.Connection, query: str) -> None:
     database.execute(query).fetchall()

@@ -123,4 +123,4 @@ class ChunkMachine(CoreMachine):
 
 
 TestChunks = pytest.mark.slow(ChunkMachine.TestCase)
-TestChunks.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestChunks.settings = settings(max_examples=60, stateful_step_count=40)

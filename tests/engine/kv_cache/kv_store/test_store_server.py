@@ -204,7 +204,7 @@ def test_an_address_that_is_taken_is_refused(store: KVStoreServer) -> None:
         KVStoreServer(BlockImages(1 << 20), SECRET, "127.0.0.1", store.port)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     tenants=st.lists(st.text(max_size=8), min_size=2, max_size=4, unique=True),
     tokens=st.lists(st.integers(0, 3), min_size=4, max_size=12),

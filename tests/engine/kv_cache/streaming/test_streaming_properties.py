@@ -158,4 +158,4 @@ class StreamingMachine(CoreMachine):
 
 
 TestStreaming = pytest.mark.slow(StreamingMachine.TestCase)
-TestStreaming.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+TestStreaming.settings = settings(max_examples=100, stateful_step_count=40)
