@@ -370,7 +370,8 @@ async def followed(state: State, user: str, job: str, seconds: float) -> JobShow
         if shown.over or (left := deadline - time.monotonic()) <= 0 or state.ending.is_set():
             return shown
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(state.ending.wait(), min(pause, left))
+            async with asyncio.timeout(min(pause, left)):
+                await state.ending.wait()
         pause = min(1.5 * pause, 0.25)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ponder")
 
+_CANCEL_S = 0.2  # for a task to end, before it is cancelled again
+
 
 async def open_store(settings: Settings) -> Store:
     """Opens the database of a server, which with Redis it shares with others.
@@ -78,9 +80,11 @@ class Cluster:
         """Gives the lease back. Idempotent."""
         from redis.exceptions import RedisError
 
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        left = set(self._tasks)
+        while left:  # once is not enough: the client's `asyncio.wait_for` may lose a cancellation, before Python 3.12
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=_CANCEL_S)
         with contextlib.suppress(RedisError, OSError, TimeoutError):  # it ends by itself
             await self.leases.release()
         await self._redis.aclose()

@@ -168,7 +168,8 @@ class Deleted:
                 log.error("what was deleted cannot be erased yet: %s", error)
                 due_s = kept_s
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._more.wait(), due_s)
+                async with asyncio.timeout(due_s):
+                    await self._more.wait()
 
 
 __all__ = ["LoggedEvent", "Store"]

@@ -101,7 +101,8 @@ class EventSubscriber:
             await asking.send_multipart((b"", self._next.to_bytes(8, "big")))
             while True:
                 try:
-                    frames = await asyncio.wait_for(asking.recv_multipart(), REPLAY_S)
+                    async with asyncio.timeout(REPLAY_S):
+                        frames = await asking.recv_multipart()
                 except TimeoutError:
                     log.warning("%s does not replay K/V events", self._replay_endpoint)
                     return

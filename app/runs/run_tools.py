@@ -215,7 +215,8 @@ class RunTools:
         waiting = self._waiting[number] = _Waiting(asked, asyncio.get_running_loop().create_future())
         self._log.append(asked)
         try:
-            return await asyncio.wait_for(waiting.decided, self._wait_s)
+            async with asyncio.timeout(self._wait_s):
+                return await waiting.decided
         except TimeoutError:
             return None
         finally:

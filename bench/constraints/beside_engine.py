@@ -254,7 +254,8 @@ async def _bomb(
             asked.setdefault(name, []).append(time.perf_counter() - began)
             if "try again" in outcomes[name]:  # a client would wait, and this one shares the engine's process
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), _RETRY_S)
+                    async with asyncio.timeout(_RETRY_S):
+                        await over.wait()
             if over.is_set():
                 return
 

@@ -76,7 +76,8 @@ class CoreProcess:
         if not self._gone.is_set():
             self._socket.send(m.Stop())
             try:
-                await asyncio.wait_for(self._gone.wait(), _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await self._gone.wait()
             except TimeoutError:
                 self.kill()
                 await self._gone.wait()

@@ -222,6 +222,7 @@ async def _progress(ctx: Request) -> AsyncIterator[Any]:
     try:
         yield listen
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(steps.join(), 1)
+            async with asyncio.timeout(1):
+                await steps.join()
     finally:
         task.cancel()

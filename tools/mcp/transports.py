@@ -107,7 +107,8 @@ class StdioTransport:
                 stream.close()
         await asyncio.wait(self._tasks)
         with contextlib.suppress(TimeoutError):  # its pipes are read to their ends, or they would never be closed
-            await asyncio.wait_for(self._process.communicate(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await self._process.communicate()
 
     async def _stop(self) -> None:
         """As the protocol has it: its input is closed, then it is asked to end, and then it is killed."""
@@ -116,7 +117,8 @@ class StdioTransport:
         self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), GRACE_S)
+                async with asyncio.timeout(GRACE_S):
+                    await self._process.wait()
                 return
             self._signal(number)
 
@@ -171,7 +173,8 @@ class StdioTransport:
 
     async def _ended(self) -> str:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), GRACE_S)
+            async with asyncio.timeout(GRACE_S):
+                await self._process.wait()
         await asyncio.wait(self._tasks[2:], timeout=GRACE_S)
         code = self._process.returncode
         how = "it closed its output" if code is None else f"it ended with exit code {code}"
