@@ -102,8 +102,8 @@ async def test_each_engine_computes_on_its_own_threads(model: Path, monkeypatch:
     run = ModelRunner.run
 
     def noted(self: ModelRunner, step: Step) -> torch.Tensor:
-        assert isinstance(self._kv, KVCache)
-        used[self._kv.data.shape[2]] = torch.get_num_threads()
+        if isinstance(self._kv, KVCache):  # a server of other tests may step in this process, too
+            used[self._kv.data.shape[2]] = torch.get_num_threads()
         return run(self, step)
 
     monkeypatch.setattr(ModelRunner, "run", noted)
@@ -113,7 +113,7 @@ async def test_each_engine_computes_on_its_own_threads(model: Path, monkeypatch:
     for engine in engines:  # only now: the last model must not decide for all
         async with engine, await engine.open([1]) as seq:
             await seq.generate_all(Span(GREEDY, 1))
-    assert used == {blocks + 1: threads for blocks, threads in pools.items()}
+    assert {blocks: used.get(blocks + 1) for blocks in pools} == pools
 
 
 def test_a_block_has_what_a_convolution_mixes(random_hybrid: Path) -> None:
