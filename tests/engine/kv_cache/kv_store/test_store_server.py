@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import socket
 import threading
@@ -221,15 +222,19 @@ def test_no_tenant_finds_a_block_of_another_by_the_same_tokens(
             digests.append(chain_digest(digests[-1], tokens[at : at + 4]))
         return digests[1:]
 
+    def own(tenant: str) -> bytes:
+        """The tenant's in every example: the store keeps what earlier ones saved."""
+        return payload(int.from_bytes(hashlib.blake2b(tenant.encode(), digest_size=8).digest(), "big"))
+
     last, *others = tenants
     with connected(store.port) as client:
-        for number, tenant in enumerate(others):
-            client.save([(each, payload(number)) for each in chain(tenant, adapters[0])])
+        for tenant in others:
+            client.save([(each, own(tenant)) for each in chain(tenant, adapters[0])])
         mine = chain(last, adapters[1])
         assert not set(mine) & {each for tenant in others for each in chain(tenant, adapters[0])}
         store_has = loaded(client, mine)[0]
-        assert all(data == payload(99) for data in store_has.values())  # of an earlier example, by this tenant
-        client.save([(each, payload(99)) for each in mine])
+        assert all(data == own(last) for data in store_has.values())
+        client.save([(each, own(last)) for each in mine])
 
 
 def test_several_stores_share_the_blocks_and_one_that_leaves_moves_its_own_alone(
