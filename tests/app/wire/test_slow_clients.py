@@ -27,7 +27,7 @@ from tests.app.conftest import Server, serving
 
 pytestmark = pytest.mark.slow
 
-SHORT = Patience(connections=40, head_s=0.3, body_s=0.3, body_rate=1000, read_s=0.5)
+SHORT = Patience(connections=40, head_s=1.5, body_s=1.0, body_rate=1000, read_s=0.5)
 PIECE = b"x" * 65_536
 
 

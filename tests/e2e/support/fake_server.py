@@ -414,9 +414,11 @@ class FakeServer:
 
         asyncio.run_coroutine_threadsafe(act(), self._loop).result(timeout=10)
 
-    def _set(self, events: Iterable[asyncio.Event]) -> None:
+    def _set(self, events: Callable[[], Iterable[asyncio.Event]]) -> None:
+        """Sets the events there are then, in the loop, which alone changes them."""
+
         def each() -> None:
-            for event in list(events):
+            for event in list(events()):
                 event.set()
 
         self._do(each)
@@ -426,10 +428,10 @@ class FakeServer:
         self.world.script = [step for part in parts for step in part]
 
     def open(self, *gates: str) -> None:
-        self._set(self.world.gate(name) for name in gates)
+        self._set(lambda: [self.world.gate(name) for name in gates])
 
     def drop_streams(self) -> None:
-        self._set(self.world.streams)
+        self._set(lambda: self.world.streams)
 
     def refuse_streams(self, refused: bool) -> None:
         self._do(lambda: setattr(self.world, "streams_refused", refused))
@@ -459,7 +461,7 @@ class FakeServer:
         self.drop_streams()
 
     def cancel_all(self) -> None:
-        self._set(run.stop for run in self.world.runs.values())
+        self._set(lambda: [run.stop for run in self.world.runs.values()])
 
     def questions(self) -> list[str]:
         messages = [message for chat in self.world.chats.values() for message in chat["messages"]]
