@@ -215,10 +215,8 @@ class RunTools:
         waiting = self._waiting[number] = _Waiting(asked, asyncio.get_running_loop().create_future())
         self._log.append(asked)
         try:
-            async with asyncio.timeout(self._wait_s):
-                return await waiting.decided
-        except TimeoutError:
-            return None
+            await asyncio.wait([waiting.decided], timeout=self._wait_s)
+            return waiting.decided.result() if waiting.decided.done() else None
         finally:
             del self._waiting[number]
             if not self._waiting and self._waits_since is not None:
