@@ -201,6 +201,16 @@ async def test_a_question_that_nobody_answers_in_time_is_told_to_the_model(pebbl
     ]  # fmt: skip
 
 
+async def test_an_answer_that_was_taken_as_its_time_ended_counts(pebble: Server) -> None:
+    shed = pebble.app.state.ponder.tool_service
+    log: Any = []  # all that is needed of a run's log is that it takes events
+    tools = RunTools(shed.executor, [], log, run="r", chat="c", user="local", limits=Limits(), wait_s=0.0)
+    asking = asyncio.create_task(tools._ask(Question("c1", "ask_user", "Which?")))
+    await asyncio.sleep(0)
+    tools.answer("question_1", "this one")
+    assert await asking == "this one"
+
+
 async def test_the_time_that_a_person_takes_is_not_the_runs(pebble: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("app.runs.run_tools.time.monotonic", lambda: now[0])
