@@ -408,6 +408,7 @@ async def test_a_server_leaves_at_any_moment_of_its_calls(
             await asyncio.sleep(0)
         async with asyncio.timeout(20):
             await cluster.leave()
+        assert all(task.done() for task in cluster._tasks)
 
 
 async def test_a_stream_keeps_the_newest_for_a_while(redis: RedisServer) -> None:
