@@ -415,13 +415,8 @@ class FakeServer:
         asyncio.run_coroutine_threadsafe(act(), self._loop).result(timeout=10)
 
     def _set(self, events: Callable[[], Iterable[asyncio.Event]]) -> None:
-        """Sets the events there are then, in the loop, which alone changes them."""
-
-        def each() -> None:
-            for event in list(events()):
-                event.set()
-
-        self._do(each)
+        """Sets events. `events` is called in the server's loop, which changes what it reads."""
+        self._do(lambda: [event.set() for event in events()])
 
     def play(self, *parts: Script) -> None:
         """Returns what the next runs do."""
