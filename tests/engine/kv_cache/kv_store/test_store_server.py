@@ -223,7 +223,7 @@ def test_no_tenant_finds_a_block_of_another_by_the_same_tokens(
         return digests[1:]
 
     def own(tenant: str) -> bytes:
-        """The tenant's in every example: the store keeps what earlier ones saved."""
+        """A payload of the tenant, the same in every example: the store keeps what earlier ones saved."""
         return payload(int.from_bytes(hashlib.blake2b(tenant.encode(), digest_size=8).digest(), "big"))
 
     last, *others = tenants
