@@ -416,7 +416,12 @@ class FakeServer:
 
     def _set(self, events: Callable[[], Iterable[asyncio.Event]]) -> None:
         """Sets events. `events` is called in the server's loop, which changes what it reads."""
-        self._do(lambda: [event.set() for event in events()])
+
+        def each() -> None:
+            for event in events():
+                event.set()
+
+        self._do(each)
 
     def play(self, *parts: Script) -> None:
         """Returns what the next runs do."""
