@@ -17,13 +17,14 @@ inline Floats sub(Floats x, Floats y) { return _mm512_sub_ps(x, y); }
 inline Floats mul(Floats x, Floats y) { return _mm512_mul_ps(x, y); }
 inline Floats div(Floats x, Floats y) { return _mm512_div_ps(x, y); }
 inline Floats max(Floats x, Floats y) { return _mm512_max_ps(x, y); }
+inline Floats min(Floats x, Floats y) { return _mm512_min_ps(x, y); }
 inline Floats absolute(Floats x) { return _mm512_abs_ps(x); }
 inline Floats fmadd(Floats x, Floats y, Floats z) { return _mm512_fmadd_ps(x, y, z); }
 inline Floats fmsub(Floats x, Floats y, Floats z) { return _mm512_fmsub_ps(x, y, z); }
 inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float max_of(Floats x) { return _mm512_reduce_max_ps(x); }
 inline Floats rounded(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// y * 2 ** whole, and 0 where x is not above `least`.
+// y * 2 ** whole, and 0 where x is not above `least`. `whole` is at most 128, and y then at most 1.
 inline Floats scale_above(Floats x, Floats least, Floats y, Floats whole) {
   return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_GT_OQ), y, whole);
 }

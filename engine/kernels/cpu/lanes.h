@@ -36,8 +36,9 @@ inline Floats dot_pairs(Floats sum, Ints x, Ints y) {
 
 // 2 ** x, relative error under 4e-6 (a polynomial of degree 4 on [-0.5, 0.5]), for results that bfloat16 holds. Below the
 // normal numbers it is 0, also for -inf: a result that is less than normal takes the processor more than a hundred cycles.
+// From 128 on it is inf.
 inline Floats exp2_16(Floats x) {
-  const Floats least = splat(-126.0f), bounded = max(x, least);
+  const Floats least = splat(-126.0f), bounded = min(max(x, least), splat(128.0f));
   const Floats whole = rounded(bounded), rest = sub(bounded, whole);
   Floats y = splat(9.6004092e-3f);
   y = fmadd(y, rest, splat(5.5916977e-2f));

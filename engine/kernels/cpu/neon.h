@@ -35,6 +35,7 @@ inline Floats sub(Floats x, Floats y) { return floats_of(vsubq_f32, x, y); }
 inline Floats mul(Floats x, Floats y) { return floats_of(vmulq_f32, x, y); }
 inline Floats div(Floats x, Floats y) { return floats_of(vdivq_f32, x, y); }
 inline Floats max(Floats x, Floats y) { return floats_of(vmaxq_f32, x, y); }
+inline Floats min(Floats x, Floats y) { return floats_of(vminq_f32, x, y); }
 inline Floats absolute(Floats x) { return floats_of(vabsq_f32, x); }
 inline Floats fmadd(Floats x, Floats y, Floats z) { return floats_of(vfmaq_f32, z, x, y); }
 inline Floats fmsub(Floats x, Floats y, Floats z) { return fmadd(x, y, floats_of(vnegq_f32, z)); }

@@ -71,9 +71,9 @@ struct Made {
   Weight weight;
 };
 
-Made bfloat16_weight(Numbers& numbers, int64_t out, int64_t in) {
+Made bfloat16_weight(Numbers& numbers, int64_t out, int64_t in, float scale = 0.1f) {
   Made made{Aligned(packed_bytes(out, in)), numbers.reals(out), {}, {}};
-  const std::vector<bf16> weight = numbers.halves(out * in, 0.1f);
+  const std::vector<bf16> weight = numbers.halves(out * in, scale);
   pack_weight(weight.data(), out, in, reinterpret_cast<bf16*>(made.tiles.data));
   made.weight = {made.tiles.data, made.bias.data(), nullptr, out, in, 0, 0, 0, 0, 0};
   return made;
@@ -114,12 +114,13 @@ void products(const std::string& name, const Made& made, Numbers numbers) {
 
 // Two layers on three sequences: attention over a window or all of it, then a convolution or attention. The cache is
 // bfloat16, or codes of 4 bits.
-void layers(const std::string& name, bool grouped, bool convolves, int64_t window, Output gated, bool coded = false) {
+void layers(const std::string& name, bool grouped, bool convolves, int64_t window, Output gated, bool coded = false,
+            float scale = 0.1f) {
   Numbers numbers{static_cast<uint64_t>(1000 + window)};
   const int64_t hidden = 128, heads = coded ? 2 : 4, kv_heads = heads / 2, width = hidden / heads, intermediate = 96;
   const int64_t block_size = 16;
   const auto weight = [&](int64_t out, int64_t in) {
-    return grouped ? grouped_weight(numbers, out, in, 4, 32, true) : bfloat16_weight(numbers, out, in);
+    return grouped ? grouped_weight(numbers, out, in, 4, 32, true) : bfloat16_weight(numbers, out, in, scale);
   };
   std::vector<Made> kept;
   kept.reserve(8);
@@ -211,6 +212,8 @@ int main() {
   layers("layers-grouped", true, true, 0, Output::kGatedSilu);
   layers("layers-coded", false, false, 0, Output::kGatedSilu, true);
   layers("layers-coded-window", true, false, 20, Output::kGatedGelu, true);
+  layers("layers-far", false, false, 0, Output::kGatedSilu, false, 20.0f);  // gates of hundreds
+  layers("layers-far-tanh", false, false, 21, Output::kGatedGeluTanh, false, 20.0f);
   mixture("mixture", false, false);
   mixture("mixture-grouped", true, true);
 }

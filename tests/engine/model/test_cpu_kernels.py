@@ -102,6 +102,23 @@ def test_logits_are_those_of_torch(checkpoint: Path, decoder: Decoder) -> None:
         assert apart(ours, expected) < max(1.5 * apart(plain, expected), 0.02)
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
+def test_gates_far_from_zero_are_those_of_torch(activation: str, tmp_path: Path) -> None:
+    """Below -88 the exponential within SiLU is above what float32 holds; that within GELU's tanh is so below -10."""
+    made = tiny.build("LlamaConfig", "LlamaForCausalLM", {**WIDE, "hidden_act": activation})
+    for name, weight in made.named_parameters():
+        if "gate_proj" in name:
+            torch.nn.init.normal_(weight, std=6.0)
+    path = tiny.save(made.to(torch.bfloat16), tmp_path)
+    few = [prompt for prompt in prompts() if len(prompt) < 34]
+    exact = torch.cat(Stepper(load_decoder(path, dtype=torch.float32), few).run(300))
+    rounded = torch.cat(Stepper(load_decoder(path, dtype=torch.bfloat16, kernels="torch"), few).run(300))
+    decoder = load_decoder(path, dtype=torch.bfloat16)
+    assert decoder.native
+    assert apart(torch.cat(Stepper(decoder, few).run(300)), exact) < 1.5 * apart(rounded, exact) < 0.1
+
+
 @pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (13, 16), (64, 8), (100, 48), (300, 5)])
 def test_bits_do_not_depend_on_the_batch_or_the_cut(decoder: Decoder, chunk: int, block_size: int) -> None:
     alone = [Stepper(decoder, [prompt]).run(300)[0] for prompt in prompts()]
