@@ -1,6 +1,6 @@
 // Calls the kernels on made-up numbers and prints a line for each call: its name, a digest of all bits that it wrote,
-// and the first of them. test_neon.py compares the lines of two instruction sets. Compiled with the folder of the
-// kernels before it: this is decoder.cpp with a main function, as its structures are its own.
+// and the first of them. test_instruction_sets.py compares the lines of two instruction sets. Compiled with the folder
+// of the kernels before it: this is decoder.cpp with a main function, as its structures are its own.
 #include "decoder.cpp"
 
 #include <cstdio>
