@@ -38,6 +38,25 @@ COUNTED = """() => {  // how many places are masked, at each change
     new MutationObserver(count).observe(document.body, { childList: true, subtree: true, attributes: true });
 }"""
 
+HELD = r"""() => {  // events after the first two passes wait for `window.go`
+    const plain = window.fetch;
+    window.fetch = async (...args) => {
+        const reply = await plain(...args);
+        if (args[0] !== "/api/diffusion") return reply;
+        const events = (await reply.text()).split(/(?<=\n\n)/), encoder = new TextEncoder();
+        const rest = events.indexOf(events.filter((each) => each.includes('"pass"'))[1]) + 1;
+        const held = new Promise((go) => { window.go = go; });
+        return new Response(new ReadableStream({
+            async start(stream) {
+                stream.enqueue(encoder.encode(events.slice(0, rest).join("")));
+                await held;
+                stream.enqueue(encoder.encode(events.slice(rest).join("")));
+                stream.close();
+            },
+        }));
+    };
+}"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
@@ -99,6 +118,18 @@ def test_each_pass_is_looked_at_again_by_keyboard(new_page: NewPage, server: Rea
     page.get_by_role("button", name="Play").click()
     expect(page.locator(".masked")).to_have_count(0)
     expect(page.get_by_role("button", name="Play")).to_be_visible()
+
+
+def test_a_pass_that_is_looked_at_stays_while_others_come(new_page: NewPage, server: RealServer) -> None:
+    page = opened(new_page(reduced_motion="reduce"), server)
+    page.evaluate(HELD)
+    page.get_by_label("Places a pass").fill("2")
+    fill(page, GAP)
+    expect(page.get_by_text("2 of 2 passes")).to_be_visible()
+    page.get_by_role("slider", name="Pass").press("ArrowLeft")
+    page.evaluate("window.go()")
+    expect(page.get_by_text("1 of 3 passes · 2.0 tokens a pass")).to_be_visible()
+    expect(page.locator(".masked")).to_have_count(4)
 
 
 def test_a_threshold_fills_more_at_once_and_refusals_are_told(
