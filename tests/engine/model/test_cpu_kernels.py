@@ -105,7 +105,7 @@ def test_logits_are_those_of_torch(checkpoint: Path, decoder: Decoder) -> None:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
 def test_gates_far_from_zero_are_those_of_torch(activation: str, tmp_path: Path) -> None:
-    """Below -88 the exponential within SiLU is above what float32 holds; that within GELU's tanh is so below -10."""
+    """Below -88 the exponential within SiLU is above what float32 holds; the one within GELU's tanh below -10."""
     made = tiny.build("LlamaConfig", "LlamaForCausalLM", {**WIDE, "hidden_act": activation})
     for name, weight in made.named_parameters():
         if "gate_proj" in name:
@@ -116,7 +116,7 @@ def test_gates_far_from_zero_are_those_of_torch(activation: str, tmp_path: Path)
     rounded = torch.cat(Stepper(load_decoder(path, dtype=torch.bfloat16, kernels="torch"), few).run(300))
     decoder = load_decoder(path, dtype=torch.bfloat16)
     assert decoder.native
-    assert apart(torch.cat(Stepper(decoder, few).run(300)), exact) < 1.5 * apart(rounded, exact) < 0.1
+    assert apart(torch.cat(Stepper(decoder, few).run(300)), exact) < 2 * apart(rounded, exact) < 0.1
 
 
 @pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (13, 16), (64, 8), (100, 48), (300, 5)])
