@@ -1,25 +1,30 @@
 """The kernels in C++ for other processors than this one: every result has the bits that it has on AVX2, which the other
 tests hold to torch. QEMU runs those for ARM; those for AVX-512 and AMX call functions in plain C++ in place of the
-instructions. So nothing is said of their speed."""
+instructions. So nothing is said of their speed, nor of how bfloat16's own instructions round."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 
 from engine.kernels.cpu.compiling import COMPILE_S, MACHINES, OPTIONS, SOURCES
+from tests.engine.model.instruction_sets import assert_int8_product
 
 PROBE = Path(__file__).with_name("kernel_probe.cpp")
 EMULATED = Path(__file__).with_name("emulated")
 CROSS_COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 OF_ARM = [program for program in (CROSS_COMPILER, EMULATOR) if shutil.which(program) is None]
-PAIRS_ROUND = "AVX512-BF16"  # two products in one instruction, each sum of which is rounded in its order
-MACROS = {"AVX512-VNNI": ["AVX512F"], PAIRS_ROUND: ["AVX512F", "AVX512BF16"]}
-MACROS["AMX"] = [*MACROS[PAIRS_ROUND], "AMX_TILE"]
+MACROS = {  # by which the sources know the instructions
+    "AVX512-VNNI": ("AVX512F",),
+    "AVX512-BF16": ("AVX512F", "AVX512BF16"),
+    "AMX": ("AVX512F", "AVX512BF16", "AMX_TILE"),
+}
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,15 +33,24 @@ pytestmark = [
 ]
 
 
-def lines(folder: Path, options: list[str], compiler: str = "g++", emulator: tuple[str, ...] = ()) -> list[str]:
+def compiled(made: Path, options: Iterable[str], sources: Iterable[Path], compiler: str = "g++") -> Path:
+    """Compiles `sources` beside the kernels' headers. Returns `made`."""
+    command = [compiler, *options, f"-I{SOURCES}", "-o", str(made), *map(str, sources)]
+    subprocess.run(command, check=True, timeout=COMPILE_S)
+    return made
+
+
+def in_plain_cpp(instructions: str) -> list[str]:
+    """Returns the options that compile the kernels for these instructions to run without them."""
+    macros = (f"-D__{each}__" for each in MACROS[instructions])
+    return [*OPTIONS["AVX2"], "-O0", "-Wno-psabi", f"-I{EMULATED}", *macros]
+
+
+def lines(folder: Path, options: Sequence[str], compiler: str = "g++", emulator: Sequence[str] = ()) -> list[str]:
     """Returns what the probe prints with the kernels compiled with `options`."""
-    program = folder / "probe"
     kept = [each for each in options if each not in ("-shared", "-fPIC", "-O3")]
-    sources = [str(each) for each in sorted(SOURCES.glob("*.cpp")) if each.name != "decoder.cpp"]
-    subprocess.run(
-        [compiler, *kept, "-static", "-Wno-psabi", f"-I{SOURCES}", "-o", str(program), str(PROBE), *sources],
-        check=True, timeout=COMPILE_S,
-    )  # fmt: skip
+    sources = [PROBE, *(each for each in SOURCES.glob("*.cpp") if each.name != "decoder.cpp")]
+    program = compiled(folder / "probe", [*kept, "-static"], sources, compiler)
     ran = subprocess.run([*emulator, str(program)], check=True, timeout=120, capture_output=True, text=True)
     found = ran.stdout.splitlines()
     assert len(found) > 100 and not any("nan" in line or "inf" in line for line in found)
@@ -57,14 +71,19 @@ def test_neon_has_the_bits_of_avx2(instructions: str, on_avx2: list[str], tmp_pa
 
 @pytest.mark.parametrize("instructions", MACROS)
 def test_avx512_and_amx_have_the_bits_of_avx2(instructions: str, on_avx2: list[str], tmp_path: Path) -> None:
-    macros = [f"-D__{each}__" for each in MACROS[instructions]]
-    found = lines(tmp_path, [*OPTIONS["AVX2"], "-O0", f"-I{EMULATED}", *macros])
-    if instructions != PAIRS_ROUND:
-        assert found == on_avx2
-        return
-    assert 0 < sum(one != other for one, other in zip(found, on_avx2, strict=True)) < len(found) / 5
-    for one, other in zip(found, on_avx2, strict=True):
-        name, _, *numbers = one.split()
-        other_name, _, *other_numbers = other.split()
-        assert name == other_name
-        assert [float(each) for each in numbers] == pytest.approx([float(each) for each in other_numbers], 0.02)
+    assert lines(tmp_path, in_plain_cpp(instructions)) == on_avx2
+
+
+@pytest.fixture(scope="module")
+def amx(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    made = tmp_path_factory.mktemp("amx") / "kernels.so"
+    return ctypes.CDLL(str(compiled(made, in_plain_cpp("AMX"), SOURCES.glob("*.cpp"))))
+
+
+@pytest.mark.parametrize("rows", [1, 17, 64, 65, 100])
+@pytest.mark.parametrize(("out", "width"), [(31, 64), (200, 128), (96, 1024)])
+def test_int8_tiles_of_amx_multiply_what_they_were_rounded_to(
+    amx: ctypes.CDLL, rows: int, out: int, width: int
+) -> None:
+    """No other instruction set has these."""
+    assert_int8_product(amx, rows, out, width)

@@ -24,7 +24,7 @@ from engine.model.decoder import Decoder, load_decoder
 from engine.model.memory import needs_of
 from engine.model.mlp.experts import run_experts
 from tests.engine.model import tiny
-from tests.engine.model.instruction_sets import kernels_for
+from tests.engine.model.instruction_sets import assert_int8_product, kernels_for
 from tests.engine.model.stepping import Stepper, apart
 from tests.engine.speculation.token_trees import TreeSteps, assert_paths_alike
 
@@ -340,12 +340,7 @@ def for_int8(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_int8_layer_multiplies_what_it_was_rounded_to(rows: int, out: int, width: int) -> None:
     library = cpu.library()
     assert library is not None
-    torch.manual_seed(0)
-    weight, x = torch.randn(out, width).bfloat16(), torch.randn(rows, width).bfloat16()
-    scales = weight.float().abs().amax(1, keepdim=True) / 127
-    expected = x.float() @ ((weight.float() / scales).round() * scales).T
-    found = TiledWeight(library, weight, eight_bits_from=65)(x)
-    assert apart(found.float(), expected) < (5e-3 if rows < 65 else 2e-2)
+    assert_int8_product(library, rows, out, width)
 
 
 @needs_tiles

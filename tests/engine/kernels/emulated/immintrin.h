@@ -2,8 +2,8 @@
 // first, and with the macros of the instruction sets set by hand. They find these types and functions before the
 // compiler's, as both are in their namespace. Knows the functions that the kernels call.
 //
-// Semantics are those of Intel's manual. Of one sum's products that AMX adds, it leaves the order open: here a pair's
-// first comes before its second, as on AVX2.
+// Semantics are those of Intel's manual, but for the order in which products of bfloat16 pairs are added: here it is that
+// of AVX2, so that results can be compared bit by bit. Of how the instructions round those sums this says nothing.
 #pragma once
 
 #pragma push_macro("__AVX512F__")
@@ -20,6 +20,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #undef _mm512_roundscale_ps  // what compilers have as macros
 #undef _mm512_permute_ps
@@ -276,10 +277,11 @@ inline uint16_t to_bfloat16(float x) {
   const auto bits = bits_of<uint32_t>(normal(x));
   return static_cast<uint16_t>(std::isnan(x) ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-// sum + x's bfloat16 number in the lower or the upper half times y's.
-inline float add_product(float sum, uint32_t x, uint32_t y, bool upper) {
-  const auto number = [=](uint32_t pair) { return normal(bits_of<float>(upper ? pair & 0xffff0000u : pair << 16)); };
-  return normal(std::fma(number(x), number(y), normal(sum)));
+// sum + the products of two bfloat16 numbers, the lower halves' first.
+inline float add_pair(float sum, uint32_t x, uint32_t y) {
+  for (const auto [one, other] : {std::pair{x << 16, y << 16}, std::pair{x & 0xffff0000u, y & 0xffff0000u}})
+    sum = normal(std::fma(normal(bits_of<float>(one)), normal(bits_of<float>(other)), normal(sum)));
+  return sum;
 }
 inline __m256i _mm512_cvtneps_pbh(__m512 x) {
   return narrowed<__m256i, uint16_t>([&](int i) { return to_bfloat16(x.lane[i]); });
@@ -288,9 +290,7 @@ inline __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtneps_pbh(low)), _mm512_cvtneps_pbh(high), 1);
 }
 inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh x, __m512bh y) {
-  return lanes<__m512>([&](int i) {
-    return add_product(add_product(sum.lane[i], x.lane[i], y.lane[i], true), x.lane[i], y.lane[i], false);
-  });
+  return lanes<__m512>([&](int i) { return add_pair(sum.lane[i], x.lane[i], y.lane[i]); });
 }
 inline __m256 _mm256_dpbf16_ps(__m256 sum, __m256bh x, __m256bh y) {
   const __m512 made =
@@ -330,7 +330,7 @@ inline void multiply(int sums, int left, int right, Of of) {
 }
 inline void _tile_dpbf16ps(int sums, int left, int right) {
   multiply(sums, left, right, [](int32_t sum, int32_t x, int32_t y) {
-    return bits_of<int32_t>(add_product(add_product(bits_of<float>(sum), x, y, false), x, y, true));
+    return bits_of<int32_t>(add_pair(bits_of<float>(sum), x, y));
   });
 }
 inline void _tile_dpbssd(int sums, int left, int right) {
