@@ -191,8 +191,8 @@ PEBBLE = Path(__file__).resolve().parents[3] / "models/pebble"
     ids=["default", "short chunks", "deterministic"],
 )
 async def test_in_bfloat16_a_killed_engine_draws_the_same_tokens_on(options: dict[str, Any], tokens: int) -> None:
-    """Its prompt and the answer so far are read in one go then, which were written token by token before: of other bits
-    in the K/V the log-probabilities tell long before the tokens do."""
+    """Its prompt and the answer so far are read in one go then, which were written token by token before. Where that
+    gives other bits, log-probabilities differ long before tokens do."""
     config = EngineConfig(str(PEBBLE), dtype="bfloat16", kv_blocks=200, **options)
     spans = [Span(Sampling(1.0, seed=seed), max_tokens=tokens, logprobs=2, ignore_eos=True) for seed in range(4)]
     prompt = [(i * 37) % 4000 + 300 for i in range(50)]
@@ -203,7 +203,7 @@ async def test_in_bfloat16_a_killed_engine_draws_the_same_tokens_on(options: dic
         for span in spans:
             async with await undisturbed.open(prompt) as seq:
                 expected.append(list((await seq.generate_all(span)).logprobs))
-    at_50 = asyncio.Barrier(len(spans) + 1)
+    all_there = asyncio.Barrier(len(spans) + 1)
 
     async def one(engine: Engine, span: Span) -> list[TokenLogprob]:
         found, waited = list[TokenLogprob](), False
@@ -211,14 +211,14 @@ async def test_in_bfloat16_a_killed_engine_draws_the_same_tokens_on(options: dic
             with seq.generate(span) as stream:
                 async for piece in stream:
                     found += piece.logprobs
-                    if len(found) >= 50 and not waited:
+                    if len(found) >= tokens * 3 // 4 and not waited:
                         waited = True
-                        await at_50.wait()
+                        await all_there.wait()
         return found
 
     async with await Engine.start(replace(config, runs_in="process")) as engine:
         answering = [asyncio.create_task(one(engine, span)) for span in spans]
-        await at_50.wait()
+        await all_there.wait()
         os.kill(link_of(engine).pid, signal.SIGKILL)
         assert await asyncio.gather(*answering) == expected
 
